@@ -31,7 +31,7 @@ from .sessions.subtree import (
 )
 from .wire import travels
 
-# Up to so many take one transaction; more are taken in smaller ones, between which others write.
+# Up to this many take one transaction; more take several, so that others can write in between.
 SESSIONS_AT_ONCE = 50
 SESSIONS_PER_PASS = 16
 SESSIONS_CLOSED_PER_PASS = 1_000

@@ -156,7 +156,7 @@ def test_what_is_no_exploration_is_named(place: dict[str, Any], quick: Run) -> N
             odd = KeptStep(from_id="nowhere", candidate=999, to_id=None, body=b"\x80")
             journal_of(session).add([], [odd])
     for id, code, said in (
-        ("a-session", 3, "session a-session is no exploration"),
+        ("a-session", 3, "session a-session is not an exploration"),
         ("nothing", 3, "there is no session 'nothing'"),
         ("shop", 7, "The stored exploration shop cannot be read"),
     ):

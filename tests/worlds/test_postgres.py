@@ -210,7 +210,7 @@ def test_a_role_without_the_right_is_told_so(dsn: str) -> None:
         try:
             parts = urlsplit(dsn)
             host = parts.netloc.rpartition("@")[2]
-            with pytest.raises(Conflict, match="may not create a schema"):
+            with pytest.raises(Conflict, match="may not create the schema"):
                 PostgresSystem(parts._replace(netloc=f"{role}@{host}").geturl())
         finally:
             connection.execute(f"DROP ROLE {role}")

@@ -160,7 +160,7 @@ def test_a_role_without_either_right_is_told_so(owner: str) -> None:
     with psycopg.connect(owner.replace(f"{mine}@", "postgres@"), autocommit=True) as connection:
         connection.execute(f"CREATE ROLE {role} LOGIN")
         try:
-            with pytest.raises(Conflict, match="may not create a schema"):
+            with pytest.raises(Conflict, match="may not create the schema"):
                 PostgresSystem(as_role(owner, role))
             connection.execute(f"GRANT CREATE ON DATABASE {mine} TO {role}")
             with pytest.raises(Conflict, match=r"nor disable the triggers of .*\bwatched\b"):

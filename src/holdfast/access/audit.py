@@ -1,9 +1,9 @@
 """The audit trail: who decided what, in records that are chained by their digests.
 
-A record is written in the transaction of what it tells of. The row of the head is locked until
-COMMIT, so records are numbered without holes; only the rare actions that are audited wait for it.
-Whoever can write to the database can also compute the chain anew: a head that was noted elsewhere
-shows that.
+A record is written in the transaction of the action that it reports. The row of the head is locked
+until COMMIT, so records are numbered without gaps; only the rare actions that are audited wait for
+it. Anyone who can write to the database can also recompute the chain: a head that was recorded
+elsewhere reveals that.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Action = Literal[
 
 RECORDS_PER_PAGE = 1_000
 PROBLEMS_MAX = 10
-# What the first record follows on.
+# What the first record is chained to.
 NO_DIGEST = ""
 HEAD = re.compile(r"(0|[1-9][0-9]{0,17}):([0-9a-f]{64})?")
 
@@ -121,7 +121,7 @@ def record(
 
 
 def _chained(before: str, told: Row) -> str:
-    """Return the digest of a record that follows on another."""
+    """Return the digest of a record that follows another."""
     values = [before, *(told[name] for name in COLUMNS.split(", ")[:-1])]
     return hashlib.sha256(json.dumps(values).encode()).hexdigest()
 

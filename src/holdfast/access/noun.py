@@ -74,7 +74,7 @@ def check_tokens() -> Op[list[Finding]]:
 
 
 def check_audit() -> Op[list[Finding]]:
-    """Compute the chain of the audit trail anew."""
+    """Recompute the chain of the audit trail."""
     found = yield from verify_chain()
     advice = "Rows were changed by hand: restore a backup, and find out who did it."
     if found.problems:

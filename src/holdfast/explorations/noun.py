@@ -78,7 +78,7 @@ class ExplorationsNoun(Noun):
         return count
 
     def prune(self, runtime: Runtime, retention: Retention) -> Flow[Pruned]:
-        """Remove the graphs of explorations that ended long ago; what was explored stays."""
+        """Remove the graphs of explorations that ended long ago; their settings and totals stay."""
         count = 0
         if retention.session is None and retention.history_ms is not None:
             while removed := (yield from perform(forget_rows, runtime, retention.history_ms)):
@@ -111,7 +111,7 @@ def check_worlds() -> Op[list[Finding]]:
     if unfinished := (yield from rows(UNFINISHED)):
         ids = ", ".join(row["id"] for row in unfinished)
         message = f"A rollback was not finished in these worlds: {ids}."
-        advice = "Open the world again with this store and id: that finishes it."
+        advice = "Open the world again with this store and id to finish it."
         return [Finding("worlds", "warning", message, advice)]
     [row] = yield from rows(COUNT_ROWS)
     worlds, states = plural(row["worlds"], "world"), plural(row["states"], "explored state")

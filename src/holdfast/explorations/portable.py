@@ -1,6 +1,6 @@
-"""Explorations in export files: what was explored, the states, and the log of actions.
+"""Explorations in export files: the settings, the states, and the log of actions.
 
-Checkpoints and unfinished rollbacks are left out: they belong to the systems beside this store.
+Checkpoints and unfinished rollbacks are left out: they belong to systems outside this store.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ class _OfSession(Record, frozen=True):
     """A record that follows its session."""
 
     def known(self, seen: Seen, session_number: int, session_id: str) -> bool:
-        """Whether its session came before it."""
+        """Whether its session precedes it."""
         session = seen.sessions.get(session_number)
         return session is not None and session.id == session_id
 
 
 class WorldRecord(_OfSession, frozen=True, tag="world"):
-    """What was explored under a session."""
+    """The settings and totals of an exploration."""
 
     sealed = Sealed(lambda row, name: context(row["session_id"], name), settings=None)
 
@@ -55,7 +55,7 @@ class WorldRecord(_OfSession, frozen=True, tag="world"):
 
 
 class WorldStateRecord(_OfSession, frozen=True, tag="world_state"):
-    """A state that an exploration saw."""
+    """A state that an exploration has seen."""
 
     sealed = Sealed(lambda row, name: context(row["session_id"], row["id"]), body=None)
     counted = "states"

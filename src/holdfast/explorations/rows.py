@@ -67,7 +67,7 @@ VALUES (:number, :id, :name, :body, :created_at)
 """
 REMOVE_CHECKPOINT = "DELETE FROM hf_world_checkpoints WHERE session_number = :number AND id = :id"
 REMOVE_CHECKPOINTS = "DELETE FROM hf_world_checkpoints WHERE session_number = :number"
-# A state that was too deep to be left, and is nearer now, is written again with what to try there.
+# A state that was too deep, and is nearer now, is written again with what to try there.
 ADD_STATE = """
 INSERT INTO hf_world_states (session_number, id, body) VALUES (:number, :id, :body)
 ON CONFLICT (session_number, id) DO UPDATE SET body = excluded.body
@@ -100,7 +100,7 @@ WHERE session_number = :session ORDER BY number LIMIT :limit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptWorld:
-    """What was explored, and the rollback that is under way; None if there is none."""
+    """The settings of an exploration, and the rollback in progress; None if there is none."""
 
     settings: bytes | None
     intent: bytes | None
@@ -141,7 +141,7 @@ class KeptCheckpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptState:
-    """A state that was seen; `is_nearer` says that it is written again, with what to try there."""
+    """A state that was seen; `is_nearer` if it is written again, with what to try there."""
 
     id: str
     body: bytes
@@ -153,7 +153,7 @@ class KeptState:
 class KeptStep:
     """Something that was tried in a state, and where it led; nowhere if it was not possible.
 
-    `has_findings` says that the body tells of a violation or of a warning.
+    `has_findings` says that the body contains a violation or a warning.
     """
 
     from_id: str
@@ -175,10 +175,10 @@ class Edge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outline:
-    """The beginning of an exploration, without what its states look like.
+    """The beginning of an exploration, without the observations of its states.
 
-    `initial` is None if there is none any more. `findings` are the first steps that found
-    something, also those behind the last of the `edges`.
+    `initial` is None if it was removed. `findings` are the first steps that found something,
+    including those after the last of the `edges`.
     """
 
     settings: bytes | None
@@ -198,7 +198,7 @@ class Explorations(Handle[C]):
         """Return the exploration that belongs to a session, or raise NotFound."""
         row = yield from one(READ_EXPLORATION, number=session.number)
         if row is None:
-            raise NotFound(f"session {session.id} is no exploration", id=session.id)
+            raise NotFound(f"session {session.id} is not an exploration", id=session.id)
         return self._info(row)
 
     @query
@@ -211,7 +211,7 @@ class Explorations(Handle[C]):
 
     @query
     def newest(self, *, before: int | None = None, limit: int = 100) -> Op[Infos]:
-        """Return explorations, the newest first; `before` is the number of the last one seen."""
+        """Return explorations, newest first; `before` is the number of the last one seen."""
         before = NUMBER_MAX if before is None else require_whole("before", before, 1)
         require_limit(limit, ROWS_PER_PAGE)
         found = yield from rows(LIST_NEWEST, before=before, limit=limit)
@@ -231,15 +231,15 @@ class Explorations(Handle[C]):
 
 
 class Journal(SessionHandle[C]):
-    """What a world or an exploration has written under one session.
+    """The records of a world or an exploration under one session.
 
     Every write checks the lease of the session, or of the work item, with which the handle was
-    made; LeaseLost says that another process has taken over.
+    created; LeaseLost means that another process has taken over.
     """
 
     @large_query
     def world(self) -> Op[KeptWorld]:
-        """Return what was explored, and the rollback that is under way."""
+        """Return the settings, and the rollback in progress."""
         row = yield from one(READ_WORLD, number=self.number)
         if row is None:
             return KeptWorld(settings=None, intent=None)
@@ -247,21 +247,21 @@ class Journal(SessionHandle[C]):
 
     @operation
     def set_settings(self, settings: bytes) -> Op[None]:
-        """Write down what is explored."""
+        """Write the settings of an exploration."""
         yield from self._lock()
         sealed = self._sealed("settings", settings)
         yield from rows(WRITE_SETTINGS, number=self.number, settings=sealed)
 
     @operation
     def set_intent(self, intent: bytes | None) -> Op[None]:
-        """Write down what a rollback is about to do, or that none is under way any more."""
+        """Record the rollback that is about to start, or that none is in progress."""
         yield from self._lock()
         sealed = None if intent is None else self._sealed("intent", intent)
         yield from rows(WRITE_INTENT, number=self.number, intent=sealed)
 
     @large_query
     def checkpoints(self) -> Op[list[KeptCheckpoint]]:
-        """Return the checkpoints, the oldest first."""
+        """Return the checkpoints, oldest first."""
         found = yield from rows(LIST_CHECKPOINTS, number=self.number)
         return [
             KeptCheckpoint(**{**row, "body": self._body(row["id"], row["body"])}) for row in found
@@ -288,7 +288,7 @@ class Journal(SessionHandle[C]):
 
     @operation
     def clear(self) -> Op[None]:
-        """Remove all checkpoints, and the rollback that is under way."""
+        """Remove all checkpoints, and the rollback in progress."""
         yield from self._lock()
         yield from batch(
             Query(REMOVE_CHECKPOINTS, {"number": self.number}),
@@ -304,8 +304,8 @@ class Journal(SessionHandle[C]):
     ) -> Op[None]:
         """Add what some steps of an exploration found, all of it or nothing.
 
-        A state or a step that is here already stays as it is. `totals` say how far the exploration
-        has come with them.
+        A state or a step that already exists is left as it is. `totals` are the totals of the
+        exploration after these steps.
         """
         yield from self._lock()
         queries = [
@@ -347,7 +347,7 @@ class Journal(SessionHandle[C]):
 
     @large_query
     def given_states(self, ids: Sequence[str]) -> Op[dict[str, KeptState]]:
-        """Return those of some states that are there, by their ids."""
+        """Return the given states that exist, by their ids."""
         found = yield from rows(GIVEN_STATES, session=self.number, ids=given(ids))
         return {row["id"]: self._state(row) for row in found}
 
@@ -360,7 +360,7 @@ class Journal(SessionHandle[C]):
 
     @large_query
     def outline(self, *, edges: int, findings: int) -> Op[Outline]:
-        """Return how the states hang together, for so many steps at most, and what was found."""
+        """Return how the states are connected, for at most this many steps, and what was found."""
         page = {"session": self.number}
         world = yield from one(READ_WORLD, number=self.number)
         first = yield from rows(LIST_STATES, **page, after=0, limit=1)
@@ -398,7 +398,7 @@ class Journal(SessionHandle[C]):
 
 
 def context(session_id: str, what: str) -> tuple[str, ...]:
-    """Return what a sealed body is bound to."""
+    """Return the context that a sealed body is bound to."""
     return ("hf_worlds", session_id, what)
 
 

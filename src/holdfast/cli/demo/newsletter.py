@@ -11,7 +11,7 @@ EXPLORED = "holdfast.cli.demo.newsletter:make_world"
 
 
 def make_world() -> World:
-    """Return a newsletter that nobody has written yet."""
+    """Return a world with an empty newsletter."""
     return World({"letter": MemorySystem({"text": "none", "is_approved": False, "sent": []})})
 
 
@@ -35,7 +35,7 @@ def check_facts(world: World) -> None:
 
 @action(requires=lambda world: _letter(world)["text"] == "checked")
 def edit(world: World) -> None:
-    """Change a checked text; that it was approved should be forgotten, and is not."""
+    """Change a checked text; the approval should be withdrawn, but is not."""
     _letter(world)["text"] = "draft"
 
 
@@ -49,19 +49,19 @@ def approve(world: World) -> None:
     requires=lambda world: _letter(world)["is_approved"] and len(_letter(world)["sent"]) < 2,
 )
 def send(world: World) -> None:
-    """Send the text; a second time too, if the first answer was lost."""
+    """Send the text; again, if the first response was lost."""
     _letter(world)["sent"].append(_letter(world)["text"])
 
 
 @action(requires=lambda world: _letter(world)["text"] != "none" and not _letter(world)["sent"])
 def discard(world: World) -> None:
-    """Begin again."""
+    """Start over."""
     _letter(world).update(text="none", is_approved=False)
 
 
-@invariant(severity="critical", message="a text that nobody has checked went to all readers")
+@invariant(severity="critical", message="an unchecked text was sent to all readers")
 def only_checked_text_is_sent(world: World) -> bool:
-    """Look at what was sent."""
+    """Check what was sent."""
     return "draft" not in _letter(world)["sent"]
 
 
@@ -76,5 +76,5 @@ INVARIANTS = [only_checked_text_is_sent, readers_get_it_once]
 
 
 def explore_newsletter(store: Store) -> None:
-    """Explore the newsletter, and keep in the store what was found."""
+    """Explore the newsletter, and store the exploration."""
     explore(make_world, ACTIONS, INVARIANTS, store=store, id=EXPLORED, shrinks=False)

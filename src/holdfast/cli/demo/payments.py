@@ -1,8 +1,8 @@
-"""The demo's payment server, a process of its own, and the requests that its clients send.
+"""The demo's payment server, a separate process, and its client.
 
-It books a charge for every request that it gets, as a bank does: only who sends it can know that
-two requests are the same one. It runs as `python -m holdfast.cli.demo.payments`, prints its port,
-and ends when its standard input does.
+It books a charge for every request that it gets, as a bank does: only the sender can know that two
+requests are the same one. It runs as `python -m holdfast.cli.demo.payments`, prints its port, and
+exits when its standard input is closed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Payments:
         self._port = port
 
     def charge(self, trip: str, reference: str, cents: int) -> dict[str, Any]:
-        """Charge the card of a trip, once more with every call."""
+        """Charge the card of a trip; every call is a new charge."""
         asked = {"trip": trip, "reference": reference, "cents": cents}
         return cast("dict[str, Any]", self._send("POST", "/charges", asked))
 
@@ -51,7 +51,7 @@ class Payments:
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
-    """Answers one request; the charges live in the class, as long as the process."""
+    """Handles one request; the charges are kept in the class, as long as the process runs."""
 
     charges: ClassVar[list[dict[str, Any]]] = []
     lock: ClassVar = threading.Lock()
@@ -79,11 +79,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 def serve() -> None:
-    """Serve on a free port of this machine alone, until the standard input ends."""
+    """Serve on a free loopback port until standard input is closed."""
     server = http.server.ThreadingHTTPServer((HOST, 0), _Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     print(server.server_address[1], flush=True)

@@ -1,4 +1,4 @@
-"""The same agent without Holdfast: its conversation is a list in memory, and dies with it.
+"""The same agent without Holdfast: its conversation is a list in memory, lost with the process.
 
 It runs as `python -m holdfast.cli.demo.plain TRIP NUMBER PORT DIRECTORY POINT`.
 """
@@ -45,7 +45,7 @@ def main(trip: str, number: str, port: str, directory: str, point: str) -> None:
 
 
 def _run(tool: Tool[..., Any], call: ToolCall, stand: Stand) -> Message:
-    """Call a tool; of an earlier process and the reference that it used, nothing is known."""
+    """Call a tool; nothing is known about an earlier process and the reference that it used."""
     is_charge = tool.name == CHARGE
     if is_charge:
         stand.reach("before_intent")

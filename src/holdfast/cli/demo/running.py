@@ -1,4 +1,4 @@
-"""Runs agents in processes of their own, kills them, and counts what it cost."""
+"""Runs agents in separate processes, kills them, and counts what that cost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .telling import POINTS, Point
 from .trip import CHARGE
 
 PROCESS_SECONDS_MAX = 60
-# What the ledger must show of the charge at each point, if the kill came where it was meant to.
+# The status of the charge in the ledger at each point, if the kill came where it was meant to.
 LEDGER_AT = (None, "issued", "issued", "completed", "completed")
 
 Loop = Literal["plain", "durable"]
@@ -30,7 +30,7 @@ Loop = Literal["plain", "durable"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """Something that happened: when, in which process, and what it told."""
+    """Something that happened: when, in which process, and what the process reported."""
 
     seconds: float
     process_id: int
@@ -40,7 +40,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill:
-    """A killed process: where, and what ledger and payment server knew of the charge then."""
+    """A killed process: where, and what the ledger and the payment server had of the charge."""
 
     point: Point
     process_id: int
@@ -64,7 +64,7 @@ class Trip:
     answer: str | None = None
 
     def problems(self) -> list[str]:
-        """Say what is not as Holdfast promises, or as the demo means it."""
+        """Return what differs from what Holdfast promises or the demo intends."""
         found = []
         if self.charges != 1:
             found.append(f"{self.id} was charged {self.charges} times")
@@ -104,7 +104,7 @@ class Runner:
             return False
 
     def plan(self, number: int, loop: Loop) -> Trip:
-        """Let a trip be planned by one process after another, killed at each point in turn."""
+        """Plan a trip with one process after another, killed at each point in turn."""
         id = f"trip-{number}" if loop == "durable" else f"trip-{number}-plain"
         trip = Trip(id=id, number=number, loop=loop)
         for place, point in enumerate((*POINTS, None)):
@@ -122,7 +122,7 @@ class Runner:
         return self._store.find_session(trip.id).spent()
 
     def _run(self, trip: Trip, point: Point | None) -> None:
-        """Start one process and kill it when it stands at the point."""
+        """Start one process and kill it when it reaches the point."""
         arguments = [trip.id, str(trip.number), str(self._port), str(self._directory)]
         command = [sys.executable, "-m", f"{__package__}.{trip.loop}", *arguments]
         errors = self._directory / "errors"
@@ -150,7 +150,7 @@ class Runner:
     def _told(
         self, trip: Trip, process_id: int, tokens_before: int, what: str, fields: dict[str, Any]
     ) -> None:
-        """Count what a process told, and show it."""
+        """Count what a process reported, and show it."""
         match what:
             case "answered" if trip.loop == "plain":
                 trip.model_calls += 1
@@ -180,7 +180,7 @@ class Runner:
 def started(
     command: list[str], errors: Path, **variables: str
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a process that speaks on its standard output; it does not outlive the block."""
+    """Start a process that reports on its standard output; it does not outlive the block."""
     with (
         errors.open("wb") as complaints,
         subprocess.Popen(
@@ -189,9 +189,9 @@ def started(
             stdout=subprocess.PIPE,
             stderr=complaints,
             env={**os.environ, **variables},
-            # Python looks for modules in the working directory first; in there are only ours.
+            # Python looks for modules in the working directory first, which contains only ours.
             cwd=errors.parent,
-            # An interrupt at the terminal is for the demo, which ends its processes itself.
+            # The demo handles an interrupt at the terminal, and ends its processes itself.
             start_new_session=True,
         ) as process,
     ):

@@ -38,17 +38,17 @@ def read_gauge(harbour: str) -> dict[str, Any]:
 
 
 def _is_paid(arguments: dict[str, Any], idempotency_key: str) -> Landed:
-    """Look at the bank, which has the payment."""
+    """Ask the bank, which has received the payment."""
     return Landed({"receipt": f"r-{arguments['cents']}"})
 
 
 @tool(effect="mutate", verify=_is_paid)
 def pay_fee(to: str, cents: int) -> None:
-    """Pay a fee; the newsroom's own payment was lost on its way."""
+    """Pay a fee; the response to the payment was lost."""
 
 
 def furnish(store: Store, passes: Passes = lambda seconds: None) -> None:
-    """Fill a store, unless it has been; `passes` is told how much time lies between the steps."""
+    """Fill a store, unless it has been; `passes` is called with the time between the steps."""
     with contextlib.suppress(SessionNotFound):
         store.find_session(REPORT)
         return
@@ -61,7 +61,7 @@ def furnish(store: Store, passes: Passes = lambda seconds: None) -> None:
 
 
 def _report(store: Store, passes: Passes) -> None:
-    """Write an article with three agents, one of whom goes back once."""
+    """Write an article with three agents, one of which rewinds once."""
     editor = store.session(REPORT, name="Report: living with the tide", agent="editor", user="ada")
     gauges = store.session(f"{REPORT}-gauges", parent=editor, agent="researcher")
     archive = store.session(f"{REPORT}-archive", parent=editor, agent="archivist")
@@ -135,7 +135,7 @@ def _briefing(store: Store) -> None:
 
 
 def _desk(store: Store, passes: Passes) -> None:
-    """Submit work that is done, has failed, runs, and waits for its time."""
+    """Submit work that is done, has failed, is running, and is scheduled for later."""
     submitted = ("caption", "translate", "fact-check", "caption", "index")
     for place, kind in enumerate(submitted):
         store.work.submit(
@@ -152,7 +152,7 @@ def _desk(store: Store, passes: Passes) -> None:
 
 @contextlib.contextmanager
 def lively(url: str) -> Iterator[None]:
-    """Let an agent of the newsroom go on in the background until the end of the block."""
+    """Keep an agent of the newsroom working in the background until the end of the block."""
     stopped = threading.Event()
     thread = threading.Thread(target=_beat, args=(url, stopped))
     thread.start()

@@ -1,4 +1,4 @@
-"""How the processes that are killed speak: they tell what they do, and stand still to be killed."""
+"""How the processes to be killed report what they do, and stop where they are to be killed."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ POINTS: tuple[Point, ...] = get_args(Point)
 
 
 def tell(what: str, **fields: object) -> None:
-    """Tell the demo something in one write, which arrives whole or not at all."""
+    """Report something to the demo in one write, which arrives completely or not at all."""
     try:
         os.write(1, json.dumps({"what": what, **fields}).encode() + b"\n")
     except BrokenPipeError:
-        # The demo is gone, and this process was there for it alone.
+        # The demo has ended, and this process existed only for it.
         os._exit(1)
 
 
@@ -26,10 +26,10 @@ class Stand:
         self._point = point
 
     def reach(self, point: Point) -> None:
-        """Go on, or wait here for SIGKILL."""
+        """Continue, or wait here for SIGKILL."""
         if point != self._point:
             return
         tell("reached", point=point)
-        # Only the end of the demo itself ends this.
+        # Only SIGKILL, or the end of the demo itself, ends this.
         os.read(0, 1)
         os._exit(1)

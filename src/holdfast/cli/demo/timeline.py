@@ -1,4 +1,4 @@
-"""What people see of the demo: a timeline as it happens, and the result."""
+"""The output of the demo: a timeline as it happens, and the result."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ class Timeline:
         self._loop: Loop = "plain"
 
     def introduce(self) -> None:
-        """Say what is going to happen."""
+        """Print what is going to happen."""
         self._say(INTRODUCTION)
         self._say(PICTURE, "bold")
 
     @contextmanager
     def section(self, number: int, loop: Loop) -> Iterator[None]:
-        """Show one trip; on a terminal, that it is under way."""
+        """Show one trip; on a terminal, also that it is in progress."""
         self._loop = loop
         title = f"To {destination(number)} with Holdfast: it resumes where it was killed."
         if loop == "plain":
@@ -70,7 +70,7 @@ class Timeline:
             yield
 
     def show(self, moment: Moment) -> None:
-        """Write down what happened."""
+        """Print what happened."""
         text = self._plain_text(moment) if self._loop == "plain" else _text(moment)
         if text is None:
             return
@@ -95,7 +95,7 @@ class Timeline:
         return None
 
     def compare(self, fork_id: str, version: int, changes: Sequence[str]) -> None:
-        """Show a fork from before the charge, and what the charge changed beside it."""
+        """Show a fork from before the charge, and what the charge changed."""
         self._say(
             "\nForked from before it paid: a session that shares the history up to there.", "bold"
         )
@@ -133,14 +133,14 @@ class Timeline:
             self._say(f"This is wrong: {problem}.", "bold red")
 
     def suggest(self, path: str, commands: Sequence[tuple[str, str]]) -> None:
-        """Say what can be looked at now."""
+        """Print commands to explore the result."""
         self._say(f"\nEverything is in {path}. Explore it:", "bold")
         for what, command in commands:
             self._say(f"\n  {what}:", "dim")
             self._out.print(f"  {command}", markup=False, soft_wrap=True)
 
     def invite(self) -> None:
-        """Say that the dashboard comes."""
+        """Announce the dashboard."""
         self._say("\nOpen the dashboard at the URL below; Ctrl-C ends it.\n", "bold")
 
     def _line(self, *columns: str) -> None:
@@ -152,7 +152,7 @@ class Timeline:
 
 
 def _text(moment: Moment) -> str | None:
-    """Return what an agent with Holdfast did, in words."""
+    """Return what an agent with Holdfast did, as text."""
     fields = moment.fields
     match moment.what:
         case "began" if fields["messages"]:

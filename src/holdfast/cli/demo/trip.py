@@ -14,22 +14,22 @@ DESTINATIONS = ("Oslo", "Bergen", "Turku", "Malmo", "Aarhus")
 CENTS = 14_900
 CHARGE = "charge_card"
 SYSTEM = "You plan trips. Look for trains, write the itinerary, then pay with the traveller's card."
-# What a request may still be doing at the payment server when the process that sent it is dead.
+# How long a request may still be in progress at the payment server after its sender has died.
 SETTLE_SECONDS = 0.3
 
 
 def destination(number: int) -> str:
-    """Return where a trip goes."""
+    """Return the destination of a trip."""
     return DESTINATIONS[(number - 1) % len(DESTINATIONS)]
 
 
 def wish(place: str) -> str:
-    """Return what the traveller says."""
+    """Return the traveller's message."""
     return f"Plan a trip to {place} on Friday and book it."
 
 
 def model(place: str) -> ScriptedModel:
-    """Return a model that says the same in every process."""
+    """Return a model that responds the same in every process."""
     itinerary = f"# Friday\n\n08:12 train to {place}, seat by the window. Hotel by the harbour.\n"
     script: list[str | list[Block]] = [
         [TextBlock(text="Searching for trains."), call("find_trains", to=place)],
@@ -55,7 +55,7 @@ def make_tools(
 
     @tool(effect="write")
     def write_file(name: str, text: str) -> str:
-        """Write a file, whole."""
+        """Write a file."""
         (directory / Path(name).name).write_text(text)
         return f"{len(text)} characters written"
 
@@ -63,7 +63,7 @@ def make_tools(
         return {"charge": charge["id"], "cents": charge["cents"]}
 
     def is_charged(arguments: dict[str, Any], idempotency_key: str) -> Landed | NotLanded:
-        """Look whether the server has booked the charge with this reference."""
+        """Check whether the server has booked the charge with this reference."""
         found = [each for each in payments.charges(trip) if each["reference"] == idempotency_key]
         tell("verified", is_charged=bool(found))
         return Landed(receipt(found[0])) if found else NotLanded()

@@ -59,7 +59,7 @@ class HttpSystem(System):
     or only their `status`, or `nothing` if they are never the same.
     """
 
-    # A rollback begins with a reset, whatever came before.
+    # A rollback begins with a reset, so earlier requests do not matter.
     is_interruptible = True
     not_covered = (
         "requests that were not sent through the system, or that go to another service",

@@ -40,9 +40,9 @@ PREFIX: Final = "holdfast_world_"
 class CapturedRows:
     """The tables and sequences of some schemas, with a log of changes in a separate schema.
 
-    A role that cannot restore rows without running triggers is refused; one that has to disable
-    them, and foreign keys, is warned. The caller opens the transaction in which it is made, and
-    those of its methods.
+    A role that cannot restore rows without running triggers is refused; for one that has to disable
+    triggers and foreign keys, a warning is issued. The caller opens the transaction in which an
+    instance is created, and those of its methods.
     """
 
     def __init__(self, connection: Connection, schemas: Sequence[str], home: str) -> None:
@@ -76,16 +76,16 @@ class CapturedRows:
             return in_replica_mode
         require_owner(self._connection, self.tables.values())
         warnings.warn(
-            "Each rollback disables triggers and checks the foreign keys of the tables that it "
-            "changes as a whole, because this role may not set session_replication_role. A "
-            "superuser may, and a role with GRANT SET ON PARAMETER (PostgreSQL 15).",
+            "Each rollback disables triggers and checks all foreign keys of the tables that it "
+            "changes, because this role may not set session_replication_role. A superuser may, "
+            "and so may a role with GRANT SET ON PARAMETER (PostgreSQL 15).",
             stacklevel=5,
         )
         return without_triggers
 
     @contextmanager
     def silent(self, tables: Collection[Table]) -> Iterator[None]:
-        """Change rows of these tables without triggers, rules and foreign keys."""
+        """Change rows of these tables without running triggers, rules and foreign keys."""
         with self._silence(self._connection, tables):
             yield
         if self._silence is not in_replica_mode:
@@ -101,7 +101,7 @@ class CapturedRows:
             self._connection.execute(make)
         except psycopg.errors.InsufficientPrivilege as error:
             raise Conflict(
-                "This role may not create a schema, in which changes are noted; GRANT CREATE ON "
+                "This role may not create the schema in which changes are logged; GRANT CREATE ON "
                 "DATABASE to it."
             ) from error
 
@@ -156,7 +156,7 @@ class CapturedRows:
         return self._connection.execute(take).fetchall()
 
     def look(self) -> None:
-        """Take the definitions as they are now for those that must not change."""
+        """Record the current definitions, which must not change from now on."""
         self._definitions = self._read_definitions()
 
     def note(self, changes: Changes) -> None:
@@ -169,7 +169,7 @@ class CapturedRows:
                 self._whole[key[0]] = now
 
     def apply(self, changes: Changes) -> None:
-        """Make these changes, with triggers silent."""
+        """Apply these changes, with triggers silent."""
         old: dict[int, list[str]] = {}
         new: dict[int, list[str]] = {}
         for key, (now, wanted) in changes.items():
@@ -187,13 +187,13 @@ class CapturedRows:
                 for table in tables:
                     rows = (old.get(table.oid, []), new.get(table.oid, []))
                     replace_rows(self._connection, table, *rows)
-        # Last, because no transaction takes back where a sequence was set to.
+        # Last, because no rollback of a transaction undoes the setting of a sequence.
         for key, (_, wanted) in changes.items():
             if isinstance(key, str):
                 self._connection.execute("SELECT setval(%s::regclass, %s, %s)", (key, *wanted))
 
     def replace(self, table: Table, wanted: Sequence[str]) -> Changes:
-        """Replace the rows of a table that is silent, and return what that changes."""
+        """Replace the rows of a table whose triggers are silent, and return what that changes."""
         now = self.content(table)
         if not table.key:
             replace_rows(self._connection, table, now, wanted)
@@ -210,17 +210,17 @@ class CapturedRows:
         return tuple(content_of(self._connection, table))
 
     def require_same_schema(self) -> None:
-        """Raise Conflict, with names, if a table or sequence is another than at the start.
+        """Raise Conflict, with names, if a table or sequence differs from the start.
 
-        So it is if somebody has disabled what captures changes, though it is enabled again.
+        Also if somebody has disabled the triggers that capture changes, even if only for a while.
         """
         found = self._read_definitions()
         if found == self._definitions:
             return
         if found.triggers != self._definitions.triggers:
             raise Conflict(
-                "Somebody has disabled triggers, or altered them, so that rows may have changed "
-                "unnoticed, and nothing can be restored; make a new world."
+                "Somebody has disabled triggers, or altered them, so rows may have changed "
+                "unnoticed, and nothing can be restored; create a new world."
             )
         now = tables_in(self._connection, self._schemas)
         changed = sorted(
@@ -232,7 +232,7 @@ class CapturedRows:
         if changed:
             raise Conflict(
                 f"The schema changed: {', '.join(changed)}. A rollback covers rows, not "
-                "definitions; make a new world after a migration."
+                "definitions; create a new world after a migration."
             )
         self._definitions = found
 

@@ -15,7 +15,7 @@ from .postgres_tables import Table
 Connection = psycopg.Connection[Any]
 Silence = Callable[[Connection, Collection[Table]], AbstractContextManager[None]]
 
-# What acts on changes of tables: triggers and rules that are not disabled.
+# Triggers and rules of tables that are not disabled.
 _ACTING: Final = """
 SELECT tgrelid::regclass::text, 'TRIGGER', tgname, tgenabled::text FROM pg_trigger
 WHERE tgrelid = ANY (%(tables)s) AND NOT tgisinternal AND tgenabled <> 'D'
@@ -24,7 +24,7 @@ SELECT ev_class::regclass::text, 'RULE', rulename, ev_enabled::text FROM pg_rewr
 WHERE ev_class = ANY (%(tables)s) AND ev_enabled <> 'D'
 """
 _ENABLE: Final = {"O": "ENABLE", "R": "ENABLE REPLICA", "A": "ENABLE ALWAYS"}
-# The foreign keys from and to tables; that of a partition belongs to the partitioned table.
+# The foreign keys from and to tables; one of a partition belongs to the partitioned table.
 _FOREIGN_KEYS: Final = """
 WITH RECURSIVE touching AS (
     SELECT oid, conparentid FROM pg_constraint
@@ -59,14 +59,15 @@ def in_replica_mode(connection: Connection, tables: Collection[Table]) -> Iterat
 
 @contextmanager
 def without_triggers(connection: Connection, tables: Collection[Table]) -> Iterator[None]:
-    """Do without triggers, rules and foreign keys of tables, in this transaction.
+    """Disable triggers and rules of tables and drop their foreign keys, in this transaction.
 
-    What is added again is checked against all rows, so the time grows with the tables.
+    Foreign keys that are added again are checked against all rows, so the time grows with the
+    tables.
     """
     given = {"tables": [table.oid for table in tables]}
     acting = connection.execute(_ACTING, given).fetchall()
     keys = connection.execute(_FOREIGN_KEYS, given).fetchall()
-    # A table cannot be altered while checks of its rows are put off.
+    # A table cannot be altered while checks of its rows are deferred.
     connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
     for table, kind, name, _ in acting:
         _alter(connection, table, f"DISABLE {kind}", name)
@@ -100,7 +101,7 @@ def _alter(connection: Connection, table: str, what: str, name: str, rest: str =
 
 
 def can_be_replica(connection: Connection) -> bool:
-    """Return whether the role may make changes as a replica does."""
+    """Return whether the role may apply changes as a replica."""
     try:
         with connection.transaction(force_rollback=True), in_replica_mode(connection, ()):
             return True
@@ -109,7 +110,7 @@ def can_be_replica(connection: Connection) -> bool:
 
 
 def require_owner(connection: Connection, tables: Collection[Table]) -> None:
-    """Raise Conflict unless the role may do without the triggers and foreign keys of tables."""
+    """Raise Conflict unless the role may disable the triggers and foreign keys of tables."""
     given = {"tables": [table.oid for table in tables]}
     foreign = [name for (name,) in connection.execute(_FOREIGN_TABLES, given)]
     if foreign:

@@ -39,8 +39,8 @@ SELECT c.oid::regclass::text, n.nspname, c.relname FROM pg_class c
 JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = ANY (%s) AND c.relkind = 'S' ORDER BY 1
 """
-# Which transactions last wrote the definitions of columns, and where the triggers stand that
-# capture changes: cheap, and the same if nothing was altered, and no trigger disabled or enabled.
+# The transactions that last wrote the definitions of columns and of the triggers that capture
+# changes: cheap, and unchanged if nothing was altered and no trigger disabled or enabled.
 _DEFINITIONS: Final = """
 SELECT md5(string_agg(concat_ws(' ', c.oid, c.relname, a.attnum, a.xmin), ','
     ORDER BY c.oid, a.attnum)),
@@ -84,14 +84,14 @@ def tables_in(connection: Connection, schemas: Sequence[str]) -> dict[int, Table
 
 
 class Definitions(NamedTuple):
-    """Digests that change with what they stand for, and seldom without it."""
+    """Digests that change with the definitions they stand for, and rarely otherwise."""
 
     columns: str
     triggers: str
 
 
 def definitions_in(connection: Connection, schemas: Sequence[str], home: str) -> Definitions:
-    """Return what tells whether columns, or the triggers that capture changes, were altered."""
+    """Return digests that show whether columns, or the capturing triggers, were altered."""
     given = (list(_triggers(home)), list(schemas))
     [found] = connection.execute(_DEFINITIONS, given).fetchall()
     return Definitions(*map(str, found))

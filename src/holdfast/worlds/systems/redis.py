@@ -154,7 +154,7 @@ class RedisSystem(System):
             if value is not None:
                 self._shown[key] = value
             (self._fading.add if is_fading else self._fading.discard)(key)
-        # Last, so that what fails or is interrupted here is read again.
+        # Last, so that after a failure or an interrupt these keys are read again.
         self._unseen.difference_update(keys)
         return Observation("redis", dict(self._shown), {"expiring": len(self._fading)})
 

@@ -157,7 +157,7 @@ class _Database(Protocol):
 
 
 class _WholeCopies:
-    """Every snapshot is a copy: slow, and always exact."""
+    """Every snapshot is a copy: slow, but always exact."""
 
     def __init__(self, connection: apsw.Connection | sqlite3.Connection) -> None:
         self._connection = connection
@@ -298,7 +298,7 @@ class _Changesets:
 def _why_no_changesets(connection: apsw.Connection | sqlite3.Connection) -> str | None:
     """Return why changes cannot be recorded and undone, or None; a scratch database is tried."""
     if isinstance(connection, sqlite3.Connection):
-        return "sqlite3 cannot record changes; with a connection of apsw it costs what changed"
+        return "sqlite3 cannot record changes; with an apsw connection it costs only what changed"
     try:
         with closing(apsw.Connection(":memory:")) as scratch:
             return _try_out(scratch)
@@ -307,7 +307,7 @@ def _why_no_changesets(connection: apsw.Connection | sqlite3.Connection) -> str 
 
 
 def _try_out(scratch: apsw.Connection) -> str | None:
-    """Change a table, undo that and do it again, and compare."""
+    """Change a table, undo and redo the change, and compare."""
     scratch.execute("CREATE TABLE t (a PRIMARY KEY, b); INSERT INTO t VALUES (1, 'x'), (2, NULL)")
     changesets = _Changesets(scratch)
     try:

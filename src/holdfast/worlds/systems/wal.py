@@ -213,24 +213,24 @@ class WalSnapshots:
 
     @contextmanager
     def _written_to_file(self, pages: Mapping[int, bytes], page_bytes: int) -> Iterator[None]:
-        """Have these pages also in the database file, which is as before in the end.
+        """Write these pages to the database file for the duration of the block, then restore it.
 
-        The log hides them as long as it is valid, and is not needed as long as they are there. So
-        a process that dies at any moment leaves what was committed.
+        The log hides them while it is valid, and is not needed while they are there. So a process
+        that dies at any moment leaves what was committed.
         """
         size = os.fstat(self._database).st_size
         old = {page: self._page(page, page_bytes) for page in pages}
         try:
             self._write_pages(pages, page_bytes)
         except BaseException:
-            # The disk may be full; the log is still what counts.
+            # The disk may be full; the log is still valid.
             self._write_pages(old, page_bytes, size)
             raise
         yield
         self._write_pages(old, page_bytes, size)
 
     def _page(self, number: int, page_bytes: int) -> bytes:
-        """Return a page of the database file; one behind its end is empty."""
+        """Return a page of the database file; one beyond its end is empty."""
         return os.pread(self._database, page_bytes, (number - 1) * page_bytes)
 
     def _write_pages(
@@ -243,7 +243,7 @@ class WalSnapshots:
         os.fsync(self._database)
 
     def _replace_tail(self, content: bytes, start: int, header: bytes) -> None:
-        """Write the log from a place on again; meanwhile, without its header, it is empty."""
+        """Rewrite the log from a place on; meanwhile, without its header, it counts as empty."""
         os.pwrite(self._log, bytes(HEADER_BYTES), 0)
         os.fsync(self._log)
         _write_at(self._log, content, start)
@@ -254,7 +254,7 @@ class WalSnapshots:
 
     @contextmanager
     def _unread(self) -> Iterator[None]:
-        """Make sure that nobody reads the database file without the log."""
+        """Prevent everybody from reading the database file without the log."""
         if not _lock(self._index, fcntl.F_WRLCK, _READ_ZERO):
             raise SystemBusy(f"{self._path}: an old transaction of another connection is open")
         try:

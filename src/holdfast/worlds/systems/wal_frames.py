@@ -43,7 +43,7 @@ def shortened(frames: bytes, page_bytes: int, checksum: Checksum) -> bytes:
 
 
 def latest_pages(frames: bytes, page_bytes: int) -> dict[int, bytes]:
-    """Return what each page became in the end, in the order of their numbers."""
+    """Return the last content of each page, in the order of page numbers."""
     size = FRAME_HEADER_BYTES + page_bytes
     last: dict[int, int] = {}
     for start in range(0, len(frames), size):
