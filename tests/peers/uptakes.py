@@ -8,9 +8,11 @@ from holdfast.peers.uptake import TakenUp, claim_and_take_up
 from holdfast.work.claims import Claim
 
 
-def taken_up(store: holdfast.Store, agent: str, limit: int = 10) -> dict[str, TakenUp | None]:
+def taken_up(
+    store: holdfast.Store, agent: str, limit: int = 10, lease_seconds: int = 30
+) -> dict[str, TakenUp | None]:
     """Claim the items of an agent as its service does; return what was taken up, by item."""
-    claim = Claim("instance", limit, [f"agent:{agent}"], 30_000)
+    claim = Claim("instance", limit, [f"agent:{agent}"], lease_seconds * 1_000)
     rows, given = store.runtime.driver.run(Call(claim_and_take_up, store.runtime, (claim,)))
     return {row["id"]: given.get(row["number"]) for row in rows}
 

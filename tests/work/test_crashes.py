@@ -27,6 +27,10 @@ from tests.crash.children import boundaries, run
 
 Say = Callable[[str], None]
 
+# Longer than the test, or a sweep finds what the other operations have claimed; shorter than what
+# a heartbeat asks for.
+LEASE_SECONDS = 3_600
+
 
 class Desk:
     """A session and its items, found by the queue that bears its name."""
@@ -48,6 +52,10 @@ class Desk:
 
     def submit(self, type: str = "t", **given: Any) -> Any:
         return self.store.work.submit(type, {"n": 1}, **{"queue": self.name, **given})
+
+    def claim(self, **given: Any) -> Any:
+        wanted = {"queues": self.name, "lease_seconds": LEASE_SECONDS, **given}
+        return self.store.work.claim("w", **wanted)
 
 
 Act = Callable[[Desk], Any]
@@ -74,26 +82,26 @@ def submitted(desk: Desk) -> None:
 
 def claimed(desk: Desk) -> None:
     submitted(desk)
-    desk.store.work.claim("w", queues=desk.name, limit=2)
+    desk.claim(limit=2)
 
 
 def last_try(desk: Desk) -> None:
     empty(desk)
     desk.submit(session=desk.name, max_retries=0)
-    desk.store.work.claim("w", queues=desk.name)
+    desk.claim()
 
 
 def expired(desk: Desk, **given: Any) -> None:
     empty(desk)
     desk.submit(session=desk.name, **given)
-    desk.store.work.claim("w", queues=desk.name, lease_seconds=0.001)
+    desk.claim(lease_seconds=0.001)
     time.sleep(0.01)
 
 
 def expired_alone(desk: Desk) -> None:
     empty(desk)
     desk.submit()
-    desk.store.work.claim("w", queues=desk.name, lease_seconds=0.001)
+    desk.claim(lease_seconds=0.001)
     time.sleep(0.01)
 
 
@@ -204,10 +212,8 @@ STEPS: dict[str, Step] = {
             [Submission("t", n, queue=d.name, session=d.name) for n in range(3)]
         ),
     ),
-    "claim": Step(submitted, lambda d: d.store.work.claim("w", queues=d.name, limit=5)),
-    "claim of two queues": Step(
-        submitted, lambda d: d.store.work.claim("w", queues=[d.name, "none"])
-    ),
+    "claim": Step(submitted, lambda d: d.claim(limit=5)),
+    "claim of two queues": Step(submitted, lambda d: d.claim(queues=[d.name, "none"])),
     "heartbeat": Step(claimed, lambda d: d.store.work.heartbeat(d.items[:2], lease_seconds=86_400)),
     "progress": Step(claimed, lambda d: d.items[0].progress({"half": True})),
     "save under the lease": Step(claimed, lambda d: d.items[0].session.save(plan=1)),
