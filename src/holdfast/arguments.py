@@ -55,6 +55,16 @@ def require_text(label: str, text: object, most: int = NAME_CHARACTERS_MAX) -> s
     return text
 
 
+def require_new_id(label: str, id: object, most: int = NAME_CHARACTERS_MAX) -> str:
+    """Return an id that a caller has chosen for something new.
+
+    In a path these two are not names but steps: whatever has such an id has no URL.
+    """
+    if isinstance(id, str) and id in {".", ".."}:
+        raise InvalidArgument(f"{label} must not be {id!r}, which cannot be part of a URL")
+    return require_text(label, id, most)
+
+
 def require_text_or_none(label: str, text: object, most: int = NAME_CHARACTERS_MAX) -> None:
     """Refuse anything but None and such text."""
     if text is not None:

@@ -14,6 +14,7 @@ from typing import Any, Literal, overload
 from . import trees
 from .access import Tokens, record
 from .arguments import (
+    require_new_id,
     require_one_of,
     require_text,
     require_text_or_none,
@@ -160,7 +161,7 @@ class Session(CheckpointOps[C], SpendOps[C], SessionEffects[C], SessionPeers[C])
         """
         require_version(version)
         require_text_or_none("name", name)
-        new_id = require_text("id", id) if id is not None else (yield from fresh_id())
+        new_id = require_new_id("id", id) if id is not None else (yield from fresh_id())
         yield from self._lock()
         origin = yield from self._row()
         row = yield from find_and_hold(self.number, self.id, version)

@@ -9,6 +9,7 @@ from typing import Any
 from .arguments import (
     milliseconds_of,
     require_limit,
+    require_new_id,
     require_one_of,
     require_text,
     require_text_or_none,
@@ -77,7 +78,7 @@ class StoreSessions(Handle[C]):
         parent_id = None
         if parent is not None:
             parent_id = require_text("parent", getattr(parent, "id", parent))
-        session_id = require_text("id", id) if id is not None else (yield from fresh_id())
+        session_id = require_new_id("id", id) if id is not None else (yield from fresh_id())
         context = ("hf_sessions", session_id)
         given: dict[str, Any]
         given = {"id": session_id, "name": name, "agent": agent, "user_id": user}

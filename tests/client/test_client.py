@@ -397,6 +397,10 @@ def test_a_token_of_one_tree_reaches_nothing_else(tmp_path: Any) -> None:
             Call(StoreHandle.events, store, ("mine",)),
             Call(StoreHandle.effects, store, (), {"session": mine}),
             Call(StoreHandle.effects, store, (), {"session": "mine"}),
+            Call(StoreHandle.effects, store),
+            Call(StoreHandle.pauses, store),
+            Call(StoreHandle.asks, store, (), {"root": mine}),
+            Call(StoreHandle.spending, store),
             Call(Work.submit, store.work, ("t",), {"session": mine}),
         ]
         refused: list[Call[Any]] = [
@@ -405,9 +409,11 @@ def test_a_token_of_one_tree_reaches_nothing_else(tmp_path: Any) -> None:
             Call(StoreHandle.events, store, ("other",)),
             Call(StoreHandle.sessions, store, (), {"root": "other"}),
             Call(StoreHandle.sessions, store, (), {"root": other}),
-            Call(StoreHandle.effects, store),
-            Call(StoreHandle.effects, store, (), {"session": 5}),
+            Call(StoreHandle.effects, store, (), {"root": other}),
             Call(StoreHandle.effects, store, (), {"item": item}),
+            Call(StoreHandle.pauses, store, (), {"root": "other"}),
+            Call(StoreHandle.asks, store, (), {"root": other}),
+            Call(StoreHandle.spending, store, ("model",), {"root": "other"}),
             Call(Work.claim, store.work, ("w",)),
             Call(Work.list, store.work, (), {"root": "other"}),
             Call(Work.submit, store.work, ("t",)),
@@ -430,8 +436,6 @@ def test_a_token_of_one_tree_reaches_nothing_else(tmp_path: Any) -> None:
         foreign_session.ask("peer", id="theirs")
         waiting = store.session("waiting", parent=mine, agent="a").wait_for_approval("pay?")
         refused += [
-            Call(StoreHandle.pauses, store),
-            Call(StoreHandle.asks, store),
             Call(StoreHandle.find_pause, store, (waiting.pause_id,)),
             Call(StoreHandle.find_ask, store, ("asked",)),
             Call(StoreHandle.request, store, ("peer",)),
@@ -548,7 +552,22 @@ def test_a_token_of_one_tree_lists_what_is_in_it(store: holdfast.Store) -> None:
         assert [each.id for each in limited.work.list()] == [items[2], items[0]]
         assert [each.id for each in limited.work.list(session="listing child")] == [items[2]]
         assert limited.work.list(session="elsewhere") == []
-        for listing in (limited.sessions, limited.work.list):
+        for each in (mine, other, child):
+            each.spend("model", input_tokens=1)
+            each.ask("peer", id=f"call of {each.id}")
+            each.begin("pay", {}, "a call")
+            waiting = store.session(f"{each.id} waits", parent=each, agent="planner")
+            waiting.wait_for_approval("go on?")
+        calls = ["call of listing", "call of listing child"]
+        assert [each.id for each in limited.asks()] == calls
+        assert [each.id for each in limited.asks(agent="peer", state="open")] == calls
+        waits = ["listing waits", "listing child waits"]
+        assert [each.session_id for each in limited.pauses(root=mine)] == waits
+        assert [each.session_id for each in limited.pauses(reason="approval", limit=1)] == waits[:1]
+        assert {each.session_id for each in limited.effects()} == {"listing", "listing child"}
+        assert {each.name for each in limited.spending("session")} == {"listing", "listing child"}
+        listings: list[Any] = [limited.sessions, limited.work.list, limited.asks, limited.pauses]
+        for listing in (*listings, limited.effects, limited.spending):
             with pytest.raises(Forbidden):
                 listing(root="elsewhere")
 

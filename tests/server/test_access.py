@@ -48,6 +48,7 @@ async def _start(served: Served, name: str) -> None:
     session = await served.store.session(name)
     await session.save({"c": 1})
     await session.state.set("k", 1)
+    await session.spend("model", input_tokens=1)
     await served.store.work.submit("t", session=session, id=f"item-{name}")
     begun = await session.begin("pay", {"n": 1}, f"call-{name}")
     assert isinstance(begun, holdfast.Issued)
@@ -161,7 +162,7 @@ def test_a_limited_token_stays_in_its_tree(guarded: Served) -> None:
     assert {each["root_id"] for each in items} == {"mine"}
     assert "item-mine" in {each["id"] for each in items}
     assert error(limited("GET", "/work-items?root=theirs")) == (403, "forbidden")
-    for path in ("/effects", "/spend", "/feed", "/metrics", "/pauses", "/asks"):
+    for path in ("/feed", "/metrics"):
         assert error(limited("GET", path)) == (403, "forbidden")
     for path in ("/effects", "/work-items", "/spend"):
         assert error(limited("GET", f"{path}?session=theirs")) == (404, "session_not_found")
@@ -205,6 +206,28 @@ def test_a_limited_token_stays_in_its_tree(guarded: Served) -> None:
     actor = {"type": "set", "key": "k", "value": 1, "actor": "theirs"}
     assert error(limited("POST", "/sessions/mine/state/events", json=actor)) == (403, "forbidden")
     assert guarded.get("/sessions/theirs/state/keys/k").json()["value"] == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "sessions"),
+    [
+        ("/pauses?", {"waiting-mine"}),
+        ("/asks?", {"waiting-mine"}),
+        ("/effects?", {"mine"}),
+        ("/spend?by=session", {"mine"}),
+    ],
+)
+def test_a_list_shows_a_limited_token_what_is_in_its_tree(
+    guarded: Served, path: str, sessions: set[str]
+) -> None:
+    everything = guarded.get(path).text
+    assert "mine" in everything
+    assert "theirs" in everything
+    for query in ("", "&limit=1"):
+        answer = guarded.request("GET", path + query, token="limited")
+        assert "theirs" not in answer.text
+        [listed] = [each for each in answer.json().values() if isinstance(each, list)]
+        assert {each.get("session_id") or each.get("name") for each in listed} == sessions
 
 
 @pytest.mark.parametrize("token", ["writer", "limited"])

@@ -18,7 +18,7 @@ from ..kernel.sql import merged
 from ..records import EFFECT_STATUSES, Effect, EffectKind, EffectStatus
 from ..sessions.access import Place
 from ..sessions.handle import SessionHandle
-from ..sessions.rows import read_place
+from ..sessions.rows import SESSIONS_OF_TREE, read_place
 from .call_all import ToolUse, call_all
 from .calls import (
     ONCE_KEY_CHARACTERS_MAX,
@@ -99,6 +99,11 @@ def page_of(columns: Sequence[str], status: EffectStatus | None) -> str:
         conditions["status"] = f"status = '{status}'{rare}"
     if "key" in columns:
         conditions["key"] = OF_KEY
+    if "root_id" in columns:
+        conditions["root_id"] = f"session_number IN {SESSIONS_OF_TREE}"
+        if "tool" in columns:
+            # A tree is small; the index of a tool is not to be used.
+            conditions["tool"] = "coalesce(tool, '') = :tool"
     parts = [[each] for each in OF_SESSION] if conditions.pop("session_id", None) else [[]]
     return merged([" AND ".join([LIST_EFFECTS, *part, *conditions.values()]) for part in parts])
 
@@ -359,6 +364,7 @@ class StoreEffects(Handle[C]):
         self,
         *,
         session: Any = None,
+        root: object = None,
         item: object = None,
         key: str | None = None,
         tool: str | None = None,
@@ -368,7 +374,8 @@ class StoreEffects(Handle[C]):
     ) -> Op[list[Effect]]:
         """Return rows of the ledger, oldest first; `after` is the number of the last one seen.
 
-        `key` is a key passed to `once`, an effect's own key, or its idempotency key.
+        `root` is a session tree, by its root's id or any of its sessions. `key` is a key passed to
+        `once`, an effect's own key, or its idempotency key.
         """
         if status is not None:
             require_one_of("status", status, EFFECT_STATUSES)
@@ -376,6 +383,7 @@ class StoreEffects(Handle[C]):
         require_whole("after", after, 0)
         wanted = {
             "session_id": getattr(session, "id", session),
+            "root_id": getattr(root, "root_id", root),
             "item_id": getattr(item, "id", item),
             "key": key,
             "tool": tool,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from ..arguments import require_text
+from ..arguments import require_new_id
 from ..kernel.inserts import Insert
 from ..kernel.operation import AfterCommit, Lock, Op, Row, rows
 from ..kernel.owned_rows import OwnedRows, read_each
@@ -38,7 +38,7 @@ class TreeRecord(Record, frozen=True, tag="tree"):
 
     def problem(self, seen: Seen) -> str | None:
         """Check that it is not repeated, and that its feed does not begin after its end."""
-        require_text("id", self.root_id)
+        require_new_id("id", self.root_id)
         if self.root_id in seen.trees:
             return f"tree {self.root_id!r} comes twice"
         if self.floor > self.position:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar
 
-from ..arguments import require_seconds, require_text, shown
+from ..arguments import require_new_id, require_seconds, require_text, shown
 from ..clock import random_id
 from ..codec import digest
 from ..errors import AskNotFound, InvalidArgument, RequestMismatch, SessionWaiting
@@ -231,7 +231,7 @@ def derived_id(runtime: Runtime, item: Any, args: Any, kwargs: Mapping[str, Any]
 def chosen_id(label: str, id: str | None) -> Op[str]:
     """Return the id that was given for a call, or a new one."""
     fresh = yield from fresh_id()
-    return fresh if id is None else require_text(label, id, ID_CHARACTERS_MAX)
+    return fresh if id is None else require_new_id(label, id, ID_CHARACTERS_MAX)
 
 
 def queue_of(agent: str) -> str:

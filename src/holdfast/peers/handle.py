@@ -39,7 +39,7 @@ from ..leases import uptime_seconds
 from ..records import Event
 from ..sessions.access import lock_and_read_with, require_writable
 from ..sessions.handle import SessionHandle
-from ..sessions.rows import READ_SESSION
+from ..sessions.rows import READ_SESSION, SESSIONS_OF_TREE
 from ..work.items import Item
 from .answers import answer, cancel_call, decide, expire_locked
 from .artifacts import add_artifact, artifacts_of
@@ -96,6 +96,11 @@ POLL_SECONDS = 0.5
 NUMBER_MAX = 2**62
 LIST_ASKS = f"{SELECT_ASKS} WHERE number > :after"
 LIST_PAUSES = f"{SELECT_PAUSES} WHERE number > :after"
+# A request from outside has no session; it has the id of the root that it makes.
+OF_TREE = (
+    f"session_number IN {SESSIONS_OF_TREE}",
+    "id = :root_id AND root_id = :root_id AND session_number IS NULL",
+)
 OWN_ASKS = f"""
 {SELECT_ASKS} WHERE session_number = :number AND number < :before ORDER BY number
 """
@@ -381,35 +386,48 @@ class StorePeers(Handle[C]):
     def asks(
         self,
         *,
+        root: object = None,
         state: AskState | None = None,
         agent: str | None = None,
         after: int = 0,
         limit: int = 100,
     ) -> Op[list[PeerCall]]:
-        """Return calls in the order of dispatch; `after` is the `number` of the last one seen."""
+        """Return calls in the order of dispatch; `after` is the `number` of the last one seen.
+
+        `root` is a session tree, by its root's id or any of its sessions.
+        """
         if state is not None:
             require_one_of("state", state, ASK_STATES)
-        given = {"agent": agent, "state": state}
-        found = yield from _page(LIST_ASKS, given, ASK_STATES, after, limit)
+        given = {"root_id": getattr(root, "root_id", root), "agent": agent, "state": state}
+        found = yield from _page(LIST_ASKS, given, ASK_STATES, after, limit, OF_TREE)
         return [call_of(self.runtime.codec, row) for row in found]
 
     @query
     def pauses(
         self,
         *,
+        root: object = None,
         agent: str | None = None,
         reason: PauseReason | None = None,
         state: PauseState | None = None,
         after: int = 0,
         limit: int = 100,
     ) -> Op[list[Pause]]:
-        """Return pauses, oldest first; `after` is the `number` of the last one seen."""
+        """Return pauses, oldest first; `after` is the `number` of the last one seen.
+
+        `root` is a session tree, by its root's id or any of its sessions.
+        """
         if reason is not None:
             require_one_of("reason", reason, PAUSE_REASONS)
         if state is not None:
             require_one_of("state", state, PAUSE_STATES)
-        given = {"agent": agent, "reason": reason, "state": state}
-        found = yield from _page(LIST_PAUSES, given, PAUSE_STATES, after, limit)
+        given = {
+            "root_id": getattr(root, "root_id", root),
+            "agent": agent,
+            "reason": reason,
+            "state": state,
+        }
+        found = yield from _page(LIST_PAUSES, given, PAUSE_STATES, after, limit, OF_TREE[:1])
         return [pause_of(self.runtime.codec, row) for row in found]
 
     @query
@@ -441,15 +459,24 @@ class StorePeers(Handle[C]):
 
 
 def _page(
-    statement: str, wanted: Mapping[str, str | None], states: Sequence[str], after: int, limit: int
+    statement: str,
+    wanted: Mapping[str, Any],
+    states: Sequence[str],
+    after: int,
+    limit: int,
+    of_tree: Sequence[str],
 ) -> Op[list[Row]]:
     """Return a page of a listing, along an index that begins with the given columns."""
     require_whole("after", after, 0)
     require_limit(limit, ROWS_PER_PAGE_MAX)
     given = {name: value for name, value in wanted.items() if value is not None}
     for name, value in given.items():
-        require_text(name, value)
+        require_text(name.removesuffix("_id"), value)
     branches = [" AND ".join([statement, *(f"{name} = :{name}" for name in given)])]
-    if given and "state" not in given:
+    if "root_id" in given:
+        # A tree is small; the indexes of the rest are not to be used.
+        rest = [f"coalesce({name}, '') = :{name}" for name in given if name != "root_id"]
+        branches = [" AND ".join([statement, each, *rest]) for each in of_tree]
+    elif given and "state" not in given:
         branches = [f"{branches[0]} AND state = '{state}'" for state in states]
     return (yield from listed(merged(branches), **given, after=after, limit=limit))

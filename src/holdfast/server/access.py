@@ -151,6 +151,13 @@ async def require_named_session(call: Call, id: str | None) -> Session[Async] | 
     return None
 
 
+async def tree_of(call: Call, session_id: str | None) -> str | None:
+    """Return the tree to which a list is restricted; the session that it names must be in it."""
+    if session_id is not None:
+        await call.context.sessions.find(session_id, call.token)
+    return call.token.root_id
+
+
 def root_of(call: Call, root: str | None) -> str | None:
     """Return the tree to which a list is restricted; for a limited token, always its own."""
     if call.token.root_id is not None and root not in {None, call.token.root_id}:

@@ -89,7 +89,16 @@ IN_A_TREE: Final = frozenset(
 # What it may call with `session=` a session of that tree.
 OF_A_SESSION: Final = frozenset({"StoreEffects.effects"})
 # What lists everything by default; for a token limited to a tree, only that tree.
-LISTINGS: Final = frozenset({"StoreSessions.sessions", "Work.list"})
+LISTINGS: Final = frozenset(
+    {
+        "StoreEffects.effects",
+        "StorePeers.asks",
+        "StorePeers.pauses",
+        "StoreSessions.sessions",
+        "StoreSpend.spending",
+        "Work.list",
+    }
+)
 # What it may call for a peer call of that tree.
 OF_AN_ASK: Final = frozenset(
     {
@@ -277,7 +286,7 @@ class Asked:
         allowed = IN_A_TREE | OF_AN_ASK | LISTINGS
         if not is_bound and not is_of_a_session and self.name not in allowed:
             raise Forbidden(f"{self._refused()}; nothing was done")
-        if self.name in LISTINGS:
+        if self.name in LISTINGS and not is_of_a_session:
             root: Any = given.get("root")
             if root is not None:
                 _require_root(self.token, getattr(root, "root_id", root))
@@ -293,8 +302,7 @@ class Asked:
     def _refused(self) -> str:
         _, _, method = self.name.rpartition(".")
         shown_name = f"store.{method}" if isinstance(self.instance, StoreHandle) else self.name
-        also = ", or session=" if self.name in OF_A_SESSION else ""
-        return f"{shown_name} {WHOLE_STORE}{also}"
+        return f"{shown_name} {WHOLE_STORE}"
 
     def session_id(self) -> str | None:
         """Return the id of the session that the arguments name, if it is a string."""
@@ -349,7 +357,7 @@ class ServedCall:
                 # A write by a client, whose outcome its lane has recorded.
                 lane, _, number = id.removeprefix(LANE_PREFIX).rpartition(":")
                 return (yield from settle_lane(asked.lane_scope(lane), int(number)))
-        if asked.is_limited and asked.name in OF_A_SESSION:
+        if asked.is_limited and asked.name in OF_A_SESSION and asked.session_id() is not None:
             row = yield from one(READ_SESSION, id=asked.session_id())
             if row is None or row["root_id"] != asked.token.root_id:
                 return []

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from ..arguments import require_text, shown
+from ..arguments import require_new_id, shown
 from ..clock import random_id
 from ..errors import InvalidArgument, SessionNotFound
 from ..feed.portable import emit_each
@@ -58,7 +58,7 @@ class SessionRecord(Record, frozen=True, kw_only=True, tag="session"):
 
     def problem(self, seen: Seen) -> str | None:
         """Check that its tree, its parent and its origin precede it."""
-        require_text("id", self.id)
+        require_new_id("id", self.id)
         numbers = seen.of(_Sessions).numbers
         parent = seen.sessions.get(numbers.get(self.parent_id or "", 0))
         root_id = self.id if self.parent_id is None else parent and parent.root_id

@@ -22,6 +22,9 @@ ONE_SESSION = "hf_sessions s WHERE s.number = :number"
 SESSION_AT_HEAD = f"{ONE_SESSION} AND s.head = :head"
 ALL_SESSIONS = "hf_sessions s"
 
+# Fragment: the numbers of a tree's sessions.
+SESSIONS_OF_TREE = "(SELECT s.number FROM hf_sessions s WHERE s.root_id = :root_id)"
+
 # Fragment: the numbers of sessions, as `numbers_of` packs them into one parameter.
 GIVEN_NUMBERS = given_keys("numbers", "INTEGER")
 

@@ -15,7 +15,14 @@ from datetime import UTC, date, datetime
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Any, Literal, TypeAlias, get_args
 
-from ..arguments import require_limit, require_one_of, require_text, require_whole, shown
+from ..arguments import (
+    require_limit,
+    require_new_id,
+    require_one_of,
+    require_text,
+    require_whole,
+    shown,
+)
 from ..codec import Codec
 from ..errors import InvalidArgument, NotFound, RequestMismatch, SessionBusy
 from ..feed import emit
@@ -234,7 +241,7 @@ class SpendOps(SessionHandle[C]):
         An open attempt has its estimate, and requires the session's lease if it is driven. An
         outcome is accepted from any process.
         """
-        spend_id = require_text("id", id) if id is not None else (yield from fresh_id())
+        spend_id = require_new_id("id", id) if id is not None else (yield from fresh_id())
         require_one_of("state", state, SPEND_STATES)
         given: dict[str, Any] = {
             "model": require_text("model", model),
@@ -312,16 +319,20 @@ class StoreSpend(Handle[C]):
         by: Literal["session", "model", "day"] = "model",
         *,
         session: object = None,
+        root: object = None,
         after: str | None = None,
         limit: int = SPENDS_PER_PAGE_MAX,
     ) -> Op[list[SpendGroup]]:
         """Return the spend by session, model or day (UTC), in order of names. Reads every attempt.
 
-        `after` is the last `name` seen.
+        `root` is a session tree, by its root's id or any of its sessions. `after` is the last
+        `name` seen.
         """
         require_one_of("by", by, SPEND_GROUPS)
         require_limit(limit, SPENDS_PER_PAGE_MAX)
         given = _of_session(session)
+        if root is not None:
+            given["root_id"] = require_text("root", getattr(root, "root_id", root))
         conditions = [f"{column} = :{column}" for column in given]
         if after is not None:
             conditions.append(f"{SPEND_GROUPS[by]} > :after")

@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 
 from ..arguments import (
     milliseconds_of,
+    require_new_id,
     require_one_of,
     require_seconds,
     require_text,
@@ -81,9 +82,11 @@ class Submission:
     def check(self) -> None:
         """Raise InvalidArgument if a field is invalid."""
         require_text("type", self.type)
-        for label, text in (("queue", self.queue), ("key", self.key), ("id", self.id)):
+        for label, text in (("queue", self.queue), ("key", self.key)):
             if text is not None:
                 require_text(label, text)
+        if self.id is not None:
+            require_new_id("id", self.id)
         require_whole("priority", self.priority, -PRIORITY_MAX, PRIORITY_MAX)
         require_whole("max_retries", self.max_retries, 0, RETRIES_MAX)
         if self.available_at is not None:

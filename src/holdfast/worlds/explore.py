@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from ..arguments import require_text, require_whole, shown
+from ..arguments import require_new_id, require_whole, shown
 from ..errors import (
     CheckpointError,
     CheckpointInvalid,
@@ -128,7 +128,7 @@ def _require_place(store: object, id: object, resume: bool) -> None:
         raise InvalidArgument("resume=True needs the store and the id of the exploration")
     if store is not None:
         require_store(store)
-        require_text("id", id)
+        require_new_id("id", id)
 
 
 class Explorer(Findings):

@@ -12,7 +12,7 @@ from ...effects.tools import Landed, NotLanded
 from ...errors import NotFound, SessionNotFound
 from ...records import Effect, EffectStatus
 from .. import pages
-from ..access import require_named_session
+from ..access import tree_of
 from ..endpoints import Endpoints
 from ..messages import Answer, Call
 
@@ -51,11 +51,13 @@ EffectsShape = struct(
 @routes.add("GET", "/effects", "read", query=EffectsQuery, answers={200: EffectsShape},
             problems=("session_not_found",))  # fmt: skip
 async def list_effects(call: Call) -> Answer:
-    """List effects, oldest first."""
+    """List effects, oldest first; a token for one tree is shown those of its tree."""
     query, limit = call.query, pages.limit_of(call)
-    await require_named_session(call, query.session)
+    root = await tree_of(call, query.session)
     found = await call.store.effects(
         session=query.session,
+        # Those of a session include what an earlier one with its id has left to it.
+        root=root if query.session is None else None,
         item=query.item,
         key=query.key,
         tool=query.tool,

@@ -123,10 +123,9 @@ class ChangedShape(msgspec.Struct):
     changed: bool
 
 
-@routes.add("GET", "/pauses", "read", query=PausesQuery, answers={200: PausesShape},
-            is_store_wide=True)  # fmt: skip
+@routes.add("GET", "/pauses", "read", query=PausesQuery, answers={200: PausesShape})
 async def list_pauses(call: Call) -> Answer:
-    """List the pauses of all sessions, oldest first."""
+    """List the pauses of all sessions, oldest first; to a token for one tree, those of its tree."""
     return await _listed(call, call.store.pauses, PAUSE, PausesShape)
 
 
@@ -160,9 +159,9 @@ async def reject_pause(call: Call) -> Answer:
     return await _decided(call, call.acting_store.reject)
 
 
-@routes.add("GET", "/asks", "read", query=AsksQuery, answers={200: AsksShape}, is_store_wide=True)
+@routes.add("GET", "/asks", "read", query=AsksQuery, answers={200: AsksShape})
 async def list_asks(call: Call) -> Answer:
-    """List calls to agents in the order of dispatch."""
+    """List calls to agents in the order of dispatch; to a token for one tree, those of its tree."""
     return await _listed(call, call.store.asks, PEER_CALL, AsksShape)
 
 
@@ -240,7 +239,8 @@ async def _listed(call: Call, read: Any, shown: Any, page: Any) -> Answer:
     """Return a page of calls or pauses, filtered by what the query gives."""
     wanted, limit = msgspec.structs.asdict(call.query), pages.limit_of(call)
     given = {name: value for name, value in wanted.items() if name in FILTERS}
-    found = await read(**given, after=pages.place_of(call) or 0, limit=limit)
+    root = call.token.root_id
+    found = await read(**given, root=root, after=pages.place_of(call) or 0, limit=limit)
     cursor = pages.next_cursor(found, limit, "number")
     return pages.paged(call, page(list(map(shown, found)), cursor), cursor)
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from ...answers.records import Shape, struct
 from ...spend.ledger import SpendGroup
 from .. import pages
-from ..access import require_named_session
+from ..access import tree_of
 from ..endpoints import Endpoints
 from ..messages import Answer, Call
 
@@ -39,9 +39,9 @@ SpendShape = struct(
 @routes.add("GET", "/spend", "read", query=SpendQuery, answers={200: SpendShape},
             problems=("session_not_found",))  # fmt: skip
 async def get_spend(call: Call) -> Answer:
-    """Total spend by session, model or day."""
-    session = await require_named_session(call, call.query.session)
-    limit, after = pages.limit_of(call), pages.name_of(call)
-    found = await call.store.spending(call.query.by, session=session, after=after, limit=limit)
+    """Total spend by session, model or day; for a token for one tree, that of its tree."""
+    session, limit, after = call.query.session, pages.limit_of(call), pages.name_of(call)
+    given: dict[str, Any] = {"session": session, "root": await tree_of(call, session)}
+    found = await call.store.spending(call.query.by, **given, after=after, limit=limit)
     cursor = pages.next_cursor(found, limit, "name")
     return pages.paged(call, SpendShape(list(map(GROUP, found)), cursor), cursor)
