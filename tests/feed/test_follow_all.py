@@ -21,6 +21,7 @@ import pytest
 import holdfast
 from holdfast.clock import VirtualClock
 from holdfast.feed import follow_all
+from holdfast.server.stream import REASON_CHARACTERS_MAX
 from tests.crash.children import Child
 
 NEVER = 3_600.0
@@ -293,6 +294,18 @@ def test_a_forged_cursor_is_refused(place: dict[str, Any], forged: str) -> None:
         changed = f"[{json.dumps(origin)}, {forged}]".encode()
         with pytest.raises(holdfast.InvalidArgument, match="must be a cursor of follow_all"):
             until_now(store, base64.urlsafe_b64encode(changed).decode())
+
+
+def test_the_last_cursor_fits_into_the_reason_of_a_closed_socket(place: dict[str, Any]) -> None:
+    """Whoever follows from now on has seen no event whose cursor it could use instead."""
+    clock = VirtualClock()
+    with holdfast.open(**place, clock=clock) as store:
+        store.session("goes").end()
+        clock.advance(40 * 24 * 3_600)
+        assert store.prune().events > 0
+        for name in ("one", "two"):
+            store.session(name)
+        assert len(f"after={store.last_cursor()}") < REASON_CHARACTERS_MAX
 
 
 def test_a_cursor_of_a_later_state_of_the_same_file_is_refused(

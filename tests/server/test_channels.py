@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from holdfast import StoreUnavailable
+from holdfast import Compacted, StoreUnavailable
 from holdfast.records import Event
-from holdfast.server.channels import Backlog, Hub, Source
+from holdfast.server.channels import Backlog, Hub, Lagging, Source
 from holdfast.server.frames import EventFrames, Frames
-from holdfast.server.stream import Following
+from holdfast.server.stream import TRY_AGAIN, Following, closing
 
 SECONDS_MAX = 60
 
@@ -119,3 +119,9 @@ def test_what_is_delivered_at_once_never_overtakes_what_is_queued() -> None:
         await follower.close()
 
     asyncio.run(main())
+
+
+def test_a_cursor_that_is_too_long_does_not_break_the_close_of_a_socket() -> None:
+    assert closing(Lagging("slow"), "x" * 117) == (TRY_AGAIN, "after=" + "x" * 117)
+    assert closing(Lagging("slow"), "x" * 118) == (TRY_AGAIN, "continue after the last event")
+    assert closing(Compacted("gone", oldest=7), "x" * 200)[1] == "oldest=7"

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable
+from dataclasses import fields
 from functools import partial
 
 import msgspec
+from xxhash import xxh3_64_hexdigest
 
 from ..arguments import require_text, shown
 from ..errors import InvalidArgument
@@ -43,6 +45,8 @@ class AllTreesReader(Handle):
             server = yield from one(READ_SERVER, schema=target.schema)
             assert server is not None
             origin = f"{origin} {server['server']} {server['events']}"
+        # Short enough for the reason with which a WebSocket is closed.
+        origin = xxh3_64_hexdigest(origin.encode())
         if after is None:
             return origin, HorizonPlace() if is_postgres else RowPlace()
         place = _place(after, origin, _HORIZON_CURSOR if is_postgres else _ROW_CURSOR)
@@ -90,7 +94,9 @@ def _cursor(origin: str, found: Found, count: int) -> str:
 
 
 def _encoded(origin: str, place: Place) -> str:
-    return base64.urlsafe_b64encode(msgspec.json.encode((origin, place))).decode()
+    known = {each.name: (getattr(place, each.name), each.default) for each in fields(place)}
+    told = {name: value for name, (value, default) in known.items() if value != default}
+    return base64.urlsafe_b64encode(msgspec.json.encode((origin, told))).decode()
 
 
 def _place(cursor: str, origin: str, decode: Callable[[bytes], tuple[str, Place]]) -> Place:

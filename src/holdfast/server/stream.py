@@ -25,6 +25,8 @@ CLOSE_SECONDS = 5.0
 RETRY_MS = 2_000
 # Close codes of WebSockets: try again later, the server stops, and 4000 + the HTTP status.
 TRY_AGAIN, STOPPING, OWN_CODES = 1013, 1012, 4000
+# A control frame has up to 125 bytes, two of which are the code.
+REASON_CHARACTERS_MAX = 123
 
 SSE_HEADERS = {
     "content-type": "text/event-stream",
@@ -245,12 +247,18 @@ async def until_gone(sending: Awaitable[None], going: Awaitable[None]) -> None:
 
 
 def closing(error: Exception, last: str) -> tuple[int, str]:
-    """Return the code and reason to close a WebSocket with; the reason says where to continue."""
+    """Return the code and reason to close a WebSocket with; the reason says where to continue.
+
+    A cursor that is too long for a reason is that of the last event that was sent.
+    """
+    reason = f"after={last}"
+    if len(reason) > REASON_CHARACTERS_MAX:
+        reason = "continue after the last event"
     if isinstance(error, Lagging):
-        return TRY_AGAIN, f"after={last}"
+        return TRY_AGAIN, reason
     if isinstance(error, Refusal) and error.code == "unavailable":
-        return STOPPING, f"after={last}"
+        return STOPPING, reason
     status = answer_of(error, "").status
     if isinstance(error, Compacted):
-        return OWN_CODES + status, f"oldest={error.fields.get('oldest')}"
-    return OWN_CODES + status, f"after={last}"
+        reason = f"oldest={error.fields.get('oldest')}"
+    return OWN_CODES + status, reason

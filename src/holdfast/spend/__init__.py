@@ -2,7 +2,6 @@
 
 from .ledger import (
     SPEND_STATES,
-    Money,
     SessionCost,
     Spend,
     SpendGroup,
@@ -11,9 +10,8 @@ from .ledger import (
     SpendSum,
     Spent,
     StoreSpend,
-    dollars,
-    nanos,
 )
+from .money import Money, dollars, nanos
 from .noun import SpendNoun
 
 __all__ = [

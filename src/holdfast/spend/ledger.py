@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
-from decimal import ROUND_HALF_UP, Decimal
-from typing import Any, Literal, TypeAlias, get_args
+from decimal import Decimal
+from typing import Any, Literal, get_args
 
 from ..arguments import (
     require_limit,
@@ -47,17 +47,14 @@ from ..records import SessionInfo
 from ..sessions.handle import SessionHandle
 from ..sessions.rows import GIVEN_NUMBERS, ONE_SESSION
 from ..wire import travels
+from .money import NUMBER_MAX, Money, dollars, nanos
 
 SpendState = Literal["open", "settled", "failed", "uncertain"]
 SPEND_STATES: tuple[SpendState, ...] = get_args(SpendState)
-Money: TypeAlias = Decimal | float | str
 
 SPENDS_PER_PAGE_MAX = 10_000
 COSTS_MAX = 1_000
-NANOS = 1_000_000_000
 EPOCH_DAY = date(1970, 1, 1).toordinal()
-# A total can hold a thousand of these.
-NUMBER_MAX = 2**53
 
 SPEND_COLUMNS = """number, id, session_id, model, source, state, input_tokens, output_tokens,
     nano_usd, details, created_at, updated_at"""
@@ -524,28 +521,6 @@ def _emit(codec: Codec, root_id: str, row: Row) -> Op[None]:
     names = ("id", "model", "source", "state", "input_tokens", "output_tokens", "nano_usd")
     data = {name: row[name] for name in names}
     yield from emit(codec, root_id, row["session_id"], "spend_recorded", data)
-
-
-def nanos(usd: Money | None) -> int | None:
-    """Return dollars as whole billionths, rounded; None stays None."""
-    if usd is None:
-        return None
-    is_number = isinstance(usd, int | float | str | Decimal) and not isinstance(usd, bool)
-    try:
-        amount = Decimal(str(usd)) * NANOS if is_number else Decimal("nan")
-    except (ArithmeticError, ValueError):
-        amount = Decimal("nan")
-    if not amount.is_finite():
-        raise InvalidArgument(f"usd must be an amount of money, not {shown(usd)}")
-    whole = amount.to_integral_value(ROUND_HALF_UP)
-    if not 0 <= whole <= NUMBER_MAX:
-        raise InvalidArgument(f"usd must be 0 to {dollars(NUMBER_MAX):,.0f}, not {shown(usd)}")
-    return int(whole)
-
-
-def dollars(nano_usd: int) -> Decimal:
-    """Return billionths of a dollar as dollars."""
-    return Decimal(nano_usd) / NANOS
 
 
 def _total(found: list[Row]) -> Spent:
