@@ -36,8 +36,6 @@ _BEGINS = re.compile(r"(?:the|an?|th(?:is|at|ere|ese)|no|nothing|tick|another|mo
 class Form(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """What every form sends beside its own fields; what surrounds a text is not sent."""
 
-    hidden: ClassVar[frozenset[str]] = frozenset()
-    """Fields that a person does not see."""
     subject: ClassVar[str | None] = None
     """The field that is wrong if a value is refused and nobody says which."""
 
@@ -96,13 +94,12 @@ def json_field(call: Call, text: str, name: str) -> Any:
 def refused_of(
     problem: Mapping[str, Any], name: str, form: type[Form], values: Mapping[str, str]
 ) -> Refused:
-    """Return how a form shows a problem: at its field, if it is one that a person sees."""
+    """Return how a form shows a problem: at the field that it is about, if that is known."""
     field, words = told(problem)
     if field not in form.__struct_fields__ and problem["status"] in {413, 422}:
         # It may point into a value.
         field = form.subject
-    is_seen = field in form.__struct_fields__ and field not in {*form.hidden, "csrf"}
-    return Refused(name, field if is_seen else None, words, values)
+    return Refused(name, field, words, values)
 
 
 def told(problem: Mapping[str, Any]) -> tuple[str | None, str]:

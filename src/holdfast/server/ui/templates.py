@@ -196,7 +196,7 @@ def render(template: str, frame: Frame, **given: Any) -> str:
     page = _environment().get_template(template)
     text = page.render(known | given)
     if frame.refused is not None and not frame.is_refusal_shown:
-        # What has changed meanwhile may have left the page without the form.
+        # A person does not see the field, or what has changed has left the page without the form.
         frame.refusal = frame.refused.words
         text = page.render(known | given)
     return text

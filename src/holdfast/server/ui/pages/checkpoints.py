@@ -41,8 +41,6 @@ class ForkForm(Form):
 class RewindForm(Form):
     """The version that the page was made for, and that the reader has agreed."""
 
-    hidden = frozenset({"expected_version"})
-
     expected_version: Number
     agreed: str = ""
 

@@ -42,8 +42,6 @@ class PeersQuery(PageQuery):
 class DecideForm(Form):
     """What was decided, and why."""
 
-    hidden = frozenset({"verdict"})
-
     verdict: Literal["approve", "reject"]
     note: Annotated[str, msgspec.Meta(max_length=NOTE_CHARACTERS_MAX)] = ""
 

@@ -56,7 +56,6 @@ class KeyDiffQuery(PageQuery):
 class SetForm(Form):
     """A value as JSON, why, and the version that the page showed; 0 if the key did not exist."""
 
-    hidden = frozenset({"expected_version"})
     subject = "value"
 
     value: Annotated[str, msgspec.Meta(min_length=1)]
@@ -66,8 +65,6 @@ class SetForm(Form):
 
 class RestoreForm(Form):
     """Which sequence had the value, why, and the version that the page showed."""
-
-    hidden = frozenset({"sequence", "expected_version"})
 
     sequence: Sequence
     expected_version: Sequence

@@ -36,8 +36,6 @@ class WorkQuery(ListQuery):
 class ReleaseForm(Form):
     """Why, and the fence of the holder that the reader has seen."""
 
-    hidden = frozenset({"fence"})
-
     reason: Annotated[str, msgspec.Meta(min_length=1, max_length=REASON_CHARACTERS_MAX)]
     fence: int
 
