@@ -346,6 +346,35 @@ def test_the_state_of_a_moment_is_looked_for_in_earlier_events(
         assert far["state"][0]["values"][0]["after"] == 2
 
 
+def test_two_moments_differ_in_the_same_however_they_are_read(
+    place: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with holdfast.open(**place) as store:
+        state = store.session("s").state
+        state.set("a", 1)
+        state.set("b", {"n": 1})
+        state.merge("b", {"n": 2})
+        state.delete("a")
+        state.batch([{"op": "set", "key": "a", "value": 3}, {"op": "delete", "key": "b"}])
+        state.replace({"c": 1, "a": 3})
+        state.set("d", [1])
+    with serving(**place) as served:
+        newest = served.get("/ui/sessions/s/timeline?format=json").json()["newest"]
+
+        def states() -> list[Any]:
+            pairs = [(a, b) for a in range(1, newest + 1) for b in range(1, newest + 1)]
+            paths = (f"/ui/sessions/s/moments?a={a}&b={b}&format=json" for a, b in pairs)
+            return [served.get(path).json()["state"] for path in paths]
+
+        alone = states()
+        monkeypatch.setattr(timeline, "KEYS_MAX", -1)
+        assert states() == alone
+        monkeypatch.setattr(timeline, "KEYS_MAX", 20)
+        monkeypatch.setattr(timeline, "BETWEEN_MAX", 2)
+        assert states() == alone
+        assert sum(map(bool, alone)) > newest
+
+
 def test_a_timeline_without_its_old_events_says_so(tmp_path: Any) -> None:
     place: dict[str, Any] = {"url": f"sqlite:///{tmp_path}/store.db"}
     with holdfast.open(**place) as store:

@@ -11,7 +11,6 @@ import msgspec
 from ....checkpoints.diff import Diff, compare
 from ....errors import Compacted
 from ....records import Event
-from ....state.records import StateSnapshot
 from ...frames import event_message
 from ...messages import Call
 from ..templates import api_path
@@ -24,6 +23,8 @@ EVENTS = 200
 LANES_MAX = 40
 # How far to look for the sequence of the shared state where nothing near tells it.
 LOOK_EVENTS, LOOKS = 1_000, 3
+# Of two moments, so many keys are read alone; where more were changed, the whole state is.
+BETWEEN_MAX, KEYS_MAX = 500, 20
 Position = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 Look = Literal["checkpoint", "state", "effect", "doubt", "session", "other"]
 
@@ -208,16 +209,6 @@ async def _state(call: Call, moment: Moment) -> dict[str, Any]:
     return {"entries": entries[:ROWS], "is_more": len(entries) > ROWS}
 
 
-async def _snapshot(call: Call, moment: Moment) -> StateSnapshot | None:
-    if moment.sequence is None:
-        return None
-    try:
-        snapshot: StateSnapshot = await call.session.state.snapshot(moment.sequence)
-    except Compacted:
-        return None
-    return snapshot
-
-
 @routes.page("/sessions/{id}/moments", MomentsQuery)
 async def moments_page(call: Call) -> View:
     """Show what differs between a tree at two moments: its shared state, and its versions."""
@@ -259,9 +250,33 @@ async def _found(call: Call, position: int) -> Moment:
 
 async def _diff(call: Call, a: Moment, b: Moment) -> Diff | None:
     """Return what differs in the shared state; None if it is not known at one of them."""
-    if a.sequence is not None and a.sequence == b.sequence:
-        return compare({}, {})
-    before, after = await _snapshot(call, a), await _snapshot(call, b)
-    if before is None or after is None:
+    if a.sequence is None or b.sequence is None:
         return None
-    return compare(before.document, after.document)
+    state = call.session.state
+    try:
+        keys = await _changed(call, *sorted((a.sequence, b.sequence)))
+        if keys is None:
+            old, new = await state.snapshot(a.sequence), await state.snapshot(b.sequence)
+            return compare(old.document, new.document)
+        before, after = [await _values(call, keys, each.sequence) for each in (a, b)]
+    except Compacted:
+        return None
+    return compare(before, after)
+
+
+async def _changed(call: Call, low: int, high: int) -> list[str] | None:
+    """Return the keys that mutations between two sequences name; None if these are too many."""
+    if low == high:
+        return []
+    events = await call.session.state.events(after=low, limit=BETWEEN_MAX)
+    keys = {each.key for each in events if each.sequence <= high}
+    is_whole = bool(events) and events[-1].sequence >= high
+    if not is_whole or None in keys or len(keys) > KEYS_MAX:
+        return None
+    return sorted(keys)
+
+
+async def _values(call: Call, keys: Sequence[str], sequence: int | None) -> dict[str, Any]:
+    """Return the values that keys had at a sequence."""
+    found = {key: await call.session.state.entry(key, at_sequence=sequence) for key in keys}
+    return {key: each.value for key, each in found.items() if each and not each.is_deleted}
