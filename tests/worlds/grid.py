@@ -28,6 +28,7 @@ from holdfast.worlds import (
 )
 
 SIDE, FOLDER = "HOLDFAST_TEST_SIDE", "HOLDFAST_TEST_FOLDER"
+DSN, REDIS_URL = "HOLDFAST_TEST_GRID_DSN", "HOLDFAST_TEST_GRID_REDIS"
 
 
 def side() -> int:
@@ -71,10 +72,36 @@ def make_own_world() -> World:
     return world
 
 
+def make_servers_world() -> World:
+    """x is in PostgreSQL, y in Redis; both are what the killed process left."""
+    import psycopg
+    import redis
+
+    from holdfast.worlds.systems.postgres import PostgresSystem
+    from holdfast.worlds.systems.redis import RedisSystem
+
+    dsn, url = os.environ[DSN], os.environ[REDIS_URL]
+    systems: dict[str, System] = {
+        "db": PostgresSystem(dsn),
+        "keys": RedisSystem(url, prefix="grid:"),
+    }
+    users: dict[str, Any] = {
+        "x": psycopg.connect(dsn, autocommit=True),
+        "y": redis.Redis.from_url(url),
+    }
+    world = World(systems, clients=users)
+    for user in users.values():
+        world.on_close(user.close)
+    return world
+
+
 def place(world: World) -> tuple[int, int]:
     grid = world.systems.get("grid")
     if isinstance(grid, MemorySystem):
         return grid.data["x"], grid.data["y"]
+    if "x" in world.clients:
+        [[x]] = world.clients["x"].execute("SELECT x FROM place").fetchall()
+        return x, int(world.clients["y"].get("grid:y"))
     [[x]] = world.clients["user"].execute("SELECT x FROM place").fetchall()
     return x, int(world.clients["y"].read_text())
 
@@ -83,6 +110,9 @@ def put(world: World, x: int, y: int) -> None:
     grid = world.systems.get("grid")
     if isinstance(grid, MemorySystem):
         grid.data.update(x=x, y=y)
+    elif "x" in world.clients:
+        world.clients["x"].execute("UPDATE place SET x = %s", (x,))
+        world.clients["y"].set("grid:y", y)
     else:
         world.clients["user"].execute("UPDATE place SET x = ?", (x,))
         world.clients["y"].write_text(str(y))
@@ -115,7 +145,12 @@ def never_on_the_diagonal(world: World) -> bool:
 
 ACTIONS = [walk, climb, reset]
 INVARIANTS = [never_on_the_diagonal]
-WORLDS = {"memory": make_memory_world, "real": make_real_world, "own": make_own_world}
+WORLDS = {
+    "memory": make_memory_world,
+    "real": make_real_world,
+    "own": make_own_world,
+    "servers": make_servers_world,
+}
 
 
 def explored(kind: str, **options: Any) -> Exploration:

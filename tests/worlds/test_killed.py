@@ -411,3 +411,85 @@ def test_a_context_that_could_not_be_read_again_is_refused_before_it_is_kept(
             assert len(data.kept) == len(world.checkpoints) == 1
             world.rollback(here)
             assert world.context["deep"] == 1
+
+
+@pytest.mark.parametrize("is_written", [False, True])
+def test_a_store_that_fails_at_the_beginning_of_a_rollback_costs_nothing(
+    url: str, is_written: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the store has the intent, and only the answer was lost."""
+    with holdfast.open(url) as store:
+        data, other = Failing({"n": 1}), Failing({"n": 1})
+        with World({"data": data, "other": other}, store=store, id="w") as world:
+            here = world.checkpoint("here")
+            kept: Any = world._journal
+            begin = kept.begin
+            data.data["n"] = 2
+
+            def failing(id: str) -> None:
+                if is_written:
+                    begin(id)
+                raise OSError("no answer")
+
+            with monkeypatch.context() as patch:
+                patch.setattr(kept, "begin", failing)
+                with pytest.raises(OSError, match="no answer"):
+                    world.rollback(here)
+            assert world.is_consistent
+            assert data.data == {"n": 2}
+            assert [len(system.kept) for system in (data, other)] == [1, 1]
+            assert kept._journal.world().intent is None
+            world.rollback(here)
+            assert data.data == {"n": 1}
+
+
+def test_a_world_that_is_inconsistent_keeps_its_intent_if_the_store_fails(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with holdfast.open(url) as store:
+        data, other = Failing({"n": 1}), Failing({"n": 1})
+        with World({"data": data, "other": other}, store=store, id="w") as world:
+            here = world.checkpoint("here")
+            other.fail("rollback")
+            with pytest.raises(RollbackError):
+                world.rollback(here)
+            assert not world.is_consistent
+            kept: Any = world._journal
+            before = kept._journal.world().intent
+            assert before is not None
+
+            def failing(id: str) -> None:
+                raise OSError("no answer")
+
+            with monkeypatch.context() as patch:
+                patch.setattr(kept, "begin", failing)
+                with pytest.raises(OSError, match="no answer"):
+                    world.rollback(here)
+            assert not world.is_consistent
+            assert kept._journal.world().intent == before
+            other.fails.clear()
+            world.rollback(here)
+            assert world.is_consistent
+
+
+def test_a_store_that_fails_at_the_end_of_a_rollback_leaves_the_world_flagged(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill would have it rolled back again, so nothing may be done until the store says so."""
+    with holdfast.open(url) as store:
+        data = Failing({"n": 1})
+        with World({"data": data}, store=store, id="w") as world:
+            here = world.checkpoint("here")
+            data.data["n"] = 2
+
+            def failing() -> None:
+                raise OSError("no answer")
+
+            with monkeypatch.context() as patch:
+                patch.setattr(world._journal, "end", failing)
+                with pytest.raises(OSError, match="no answer"):
+                    world.rollback(here)
+            with pytest.raises(WorldInconsistent):
+                world.act(lambda world: None)
+            world.rollback(here)
+            assert world.is_consistent

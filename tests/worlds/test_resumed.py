@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 import tempfile
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import apsw
+import psycopg
 import pytest
 
 import holdfast
@@ -31,8 +33,15 @@ from holdfast.worlds import (
     journal,
 )
 from holdfast.worlds.journal import journal_of
+from tests.work.fleet import wait_until
 from tests.worlds import grid
 from tests.worlds.grid import ACTIONS, INVARIANTS, explored, facts, make_memory_world
+from tests.worlds.test_postgres import at, leftovers
+
+_OTHERS = (
+    "SELECT 1 FROM pg_stat_activity WHERE datname = current_database()"
+    " AND application_name = 'holdfast world'"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -67,6 +76,10 @@ def run_until(step: int, kind: str, url: str, *, workers: int = 1, commit_every:
         process.wait(180)
         if process.returncode not in (0, -signal.SIGKILL):
             pytest.fail(process.stderr.read())
+    if kind == "servers":
+        # The server may notice later that a process has died; until then it is alive for others.
+        with psycopg.connect(os.environ[grid.DSN], autocommit=True) as connection:
+            wait_until(lambda: not connection.execute(_OTHERS).fetchall())
     return process.returncode == 0
 
 
@@ -155,6 +168,57 @@ def test_what_a_killed_exploration_left_is_removed_by_clean(
             assert grid.place(world) == (0, 0)
         assert sorted(path.name for path in folder.rglob("*")) == ["files", "x.db", "y"]
         assert not clean(grid.make_real_world, store, "grid").is_found
+
+
+@pytest.fixture
+def servers(
+    postgres_dsn: str, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[psycopg.Connection[Any], Any]]:
+    """A database and some keys, and users of both."""
+    redis = pytest.importorskip("redis")
+    name = f"grid_{uuid.uuid4().hex[:12]}"
+    dsn = at(postgres_dsn, name)
+    monkeypatch.setenv(grid.DSN, dsn)
+    monkeypatch.setenv(grid.REDIS_URL, redis_url)
+    with psycopg.connect(postgres_dsn, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+        with psycopg.connect(dsn, autocommit=True) as user, redis.Redis.from_url(redis_url) as keys:
+            user.execute("CREATE TABLE place (id integer PRIMARY KEY, x integer)")
+            user.execute("INSERT INTO place VALUES (1, 0)")
+            keys.set("grid:y", 0)
+            keys.set("of others", "stays")
+            yield user, keys
+            assert keys.get("of others") == b"stays"
+            assert leftovers(user) == []
+            assert list(keys.scan_iter("grid:*")) == [b"grid:y"]
+            keys.delete("grid:y", "of others")
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def test_an_exploration_of_servers_goes_on_from_whatever_a_kill_left(
+    tmp_path: Path, servers: tuple[psycopg.Connection[Any], Any]
+) -> None:
+    result = killed_and_resumed("servers", f"sqlite:///{tmp_path}/store.db", 3)
+    assert len(result.graph.states) == 16
+    user, keys = servers
+    assert user.execute("SELECT * FROM place").fetchall() == [(1, 0)]
+    assert keys.get("grid:y") == b"0"
+
+
+def test_what_a_killed_exploration_left_in_servers_is_removed_by_clean(
+    tmp_path: Path, servers: tuple[psycopg.Connection[Any], Any]
+) -> None:
+    url = f"sqlite:///{tmp_path}/store.db"
+    assert not run_until(20, "servers", url)
+    user, keys = servers
+    assert leftovers(user) != []
+    with holdfast.open(url) as store:
+        cleaned = clean(grid.make_servers_world, store, "grid")
+        assert (cleaned.is_found, cleaned.problem) == (True, None)
+        assert cleaned.things == 1
+        assert store.sessions() == []
+    assert user.execute("SELECT * FROM place").fetchall() == [(1, 0)]
+    assert keys.get("grid:y") == b"0"
 
 
 def test_clean_says_what_cannot_be_restored(tmp_path: Path, temporary: Path) -> None:
