@@ -73,6 +73,8 @@ def test_a_rollback_that_was_killed_at_a_system_is_finished(
         assert world.is_consistent
         assert numbers(folder) == ["1", "1", "1"]
         assert world.context.to_dict() == {"n": 1}
+        # Another process would not repeat what is finished.
+        assert journal_of(store.find_session("three")).world().intent is None
         # It is an ordinary world again, and knows the checkpoint of the dead process.
         (folder / "b").write_text("7")
         world.checkpoint("seven")
@@ -207,6 +209,10 @@ def test_real_systems_are_restored_after_a_kill_and_nothing_is_left(
             tables: Any = system.observe()
             assert tables["t"]["rows"] == [[each] for each in range(2, n + 1)]
             assert tables["total"]["rows"] == [[n]]
+        # A checkpoint of the dead process can be released like any other.
+        world.release("at 3")
+        assert not world.is_valid("at 3")
+        world.rollback("at 2")
         world.close()
     assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
 
