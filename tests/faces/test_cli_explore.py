@@ -161,7 +161,7 @@ def test_an_exploration_in_a_store_is_resumed_and_removed(
     assert (part["ended"], part["steps"]) == ("max_steps", 1)
     refused = run(world, url)
     assert refused.returncode not in (0, 1)
-    assert "already: --resume continues it, and holdfast.worlds.clean, or" in refused.stderr
+    assert "in the store: --resume continues it, and holdfast.worlds.clean, or" in refused.stderr
     rest = run(world, url, "--resume", "--commit-every=5")
     assert rest.returncode == 1
     assert "4 states, 3 transitions" in rest.stdout
