@@ -6,14 +6,14 @@ import re
 from typing import Any, ClassVar, Final
 
 # Terminal controls, direction marks and surrogates; line breaks are kept.
-_COMMANDING: Final = re.compile(
+COMMANDING: Final = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
 )
 
 
 def escaped(text: str) -> str:
     """Return text with terminal controls escaped."""
-    return _COMMANDING.sub(lambda found: ascii(found[0])[1:-1], text)
+    return COMMANDING.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 class HoldfastError(Exception):

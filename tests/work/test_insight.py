@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import holdfast
 from holdfast import (
     Growth,
     InvalidArgument,
@@ -51,6 +53,20 @@ async def test_counts_are_by_type_and_status_with_ages(subject: Subject) -> None
     await done(item.complete())
     assert await done(store.work.counts()) == [live[0], count("b", "completed", 1, 10.0, 10.0)]
     assert await done(store.work.counts(finished=False)) == live[:1]
+
+
+def test_an_item_of_a_clock_that_is_ahead_has_no_negative_age(
+    place: dict[str, Any], tmp_path: Path
+) -> None:
+    ahead = VirtualClock()
+    ahead.advance(3_600)
+    with holdfast.open(f"sqlite:///{tmp_path}/other.db", clock=ahead) as other:
+        other.work.submit("a", session=other.session("s"))
+        other.export(tmp_path / "s.export")
+    with holdfast.open(**place, clock=VirtualClock()) as store:
+        store.import_sessions(tmp_path / "s.export")
+        assert store.work.counts() == [count("a", "pending", 1, 0.0, 0.0)]
+        assert store.work.counts(at_most=9) == store.work.counts()
 
 
 @both_colours

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from ..checkpoints.diff import brief, printable
 from ..clock import SystemClock, iso
 from ..codec import to_json
+from ..errors import COMMANDING
 from ..formatting import ago
 
 if TYPE_CHECKING:
@@ -31,11 +32,6 @@ SHORT_ID_MIN = 13
 
 # Output that goes to a file or a pipe is not wrapped, so that it can be searched line by line.
 WIDTH_UNWRAPPED = 10_000
-# Controls beyond ASCII, which JSON does not escape, what turns the direction of text, and what
-# has no encoding.
-_COMMANDING = re.compile(
-    "[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
-)
 # A command in backticks is one word: a suggestion that is wrapped cannot be copied.
 SUGGESTED = re.compile(r"(?:`|^  )holdfast [a-z][^`\n]*", re.MULTILINE)
 WORDS = re.compile(r"`[^`]*`\S*|\S+")
@@ -69,7 +65,7 @@ def print_json(value: object) -> None:
 def json_line(value: object, indent: int | None = None) -> str:
     """Return JSON that a terminal can show: control and direction characters stand escaped."""
     text = json.dumps(value, indent=indent, ensure_ascii=False, default=str)
-    return _COMMANDING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return COMMANDING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def fail(error: Mapping[str, object], *, as_json: bool) -> None:

@@ -46,11 +46,12 @@ LIST_DEAD = f"""
     AND NOT EXISTS (SELECT 1 FROM hf_work n WHERE n.redriven_from = d.id)
 ORDER BY number DESC LIMIT :limit
 """  # noqa: S608
-COUNT_ITEMS = """
-SELECT type, state, count(*) AS items, sum(:now - created_at) AS age_ms,
+# An item that was imported from a machine whose clock is ahead has no age yet.
+COUNTED = """
+count(*) AS items, sum(CASE WHEN created_at < :now THEN :now - created_at ELSE 0 END) AS age_ms,
     min(created_at) AS oldest, :now AS now
-FROM hf_work {condition} GROUP BY type, state
 """
+COUNT_ITEMS = f"SELECT type, state, {COUNTED} FROM hf_work {{condition}} GROUP BY type, state"  # noqa: S608
 COUNT_ALL = COUNT_ITEMS.format(condition="")
 LIVE_STATES = ("pending", "scheduled", "in_progress", "review")
 COUNT_LIVE = " UNION ALL ".join(
@@ -66,13 +67,12 @@ WITH RECURSIVE types (type) AS (
 )
 SELECT type FROM types WHERE type IS NOT NULL LIMIT :limit
 """
-COUNT_SOME = """
-SELECT count(*) AS items, sum(:now - created_at) AS age_ms, min(created_at) AS oldest, :now AS now
-FROM (
+COUNT_SOME = f"""
+SELECT {COUNTED} FROM (
     SELECT created_at FROM hf_work WHERE type = :type AND state = :state
     ORDER BY number LIMIT :limit
 ) AS counted
-"""
+"""  # noqa: S608
 LEASE_HEALTH = """
 SELECT count(*) AS active,
     count(CASE WHEN lease_expires_at <= :now THEN 1 END) AS expired,
@@ -202,7 +202,7 @@ def counts(*, finished: bool, at_most: int | None) -> Op[list[WorkCount]]:
                 status=status,
                 items=items,
                 average_age_seconds=age_ms / items / 1000,
-                oldest_age_seconds=(states[0]["now"] - oldest) / 1000,
+                oldest_age_seconds=max(0, states[0]["now"] - oldest) / 1000,
                 is_more=at_most is not None and any(row["items"] >= at_most for row in states),
             )
         )
