@@ -375,6 +375,20 @@ def test_two_moments_differ_in_the_same_however_they_are_read(
         assert sum(map(bool, alone)) > newest
 
 
+def test_of_many_differences_the_first_are_shown(tmp_path: Any) -> None:
+    place: dict[str, Any] = {"url": f"sqlite:///{tmp_path}/store.db"}
+    with holdfast.open(**place) as store:
+        session = store.session("s")
+        session.state.initialize({f"key-{number:03}": number for number in range(250)})
+        session.save({"first": 0})
+        session.save({f"channel-{number:03}": number for number in range(250)})
+    with serving(**place) as served:
+        moments = served.get("/ui/sessions/s/moments?a=1&b=2", headers=HTML).text
+        assert (moments.count("<h3"), "50 more keys differ" in moments) == (200, True)
+        diff = served.get("/ui/sessions/s/diff?a=1&b=2", headers=HTML).text
+        assert (diff.count("<h3"), "more channels differ" in diff) == (200, True)
+
+
 def test_a_timeline_without_its_old_events_says_so(tmp_path: Any) -> None:
     place: dict[str, Any] = {"url": f"sqlite:///{tmp_path}/store.db"}
     with holdfast.open(**place) as store:

@@ -16,7 +16,7 @@ from ...messages import Answer, Call
 from ...pages import next_cursor, place_of
 from ...routes.checkpoints import CheckpointsShape, DiffShape
 from ..forms import Around, Form
-from ..views import ListQuery, PageQuery, Pages, View, page_size, see_other
+from ..views import ROWS_MAX, ListQuery, PageQuery, Pages, View, page_size, see_other
 from .session import session_view
 
 routes = Pages()
@@ -152,6 +152,7 @@ async def diff_page(call: Call) -> View:
         words=("checkpoints", "diff", call.session.id, str(a), str(b)),
         diff=found,
         shown=ITEMS,
+        most=ROWS_MAX,
         a=a,
         b=b,
     )

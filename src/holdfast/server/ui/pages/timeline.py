@@ -235,6 +235,7 @@ async def moments_page(call: Call) -> View:
         diff=diff,
         versions=changed,
         shown=ROWS_MAX,
+        most=ROWS_MAX,
         words_of=words_of,
     )
 
