@@ -28,7 +28,7 @@ import sys
 import threading
 import unicodedata
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import cache
 from hashlib import sha256
 from typing import Annotated, Any, Final, Literal, Protocol
@@ -37,6 +37,7 @@ import msgspec
 from xxhash import xxh3_128
 
 from . import validation
+from .dataclass import dataclass
 from .errors import CorruptRecord, InvalidArgument, InvalidValue, StoreError
 
 _MAGIC: Final = 0xC1

@@ -17,12 +17,13 @@ import socket
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
 from .arguments import require_seconds, require_text, shown
 from .clock import uptime_ms
+from .dataclass import dataclass
 from .errors import InvalidArgument, LeaseHeld, LeaseLost, NotFound, StoreBusy, StoreError
 from .kernel.opening import open_driver
 from .kernel.operation import Call, Op, PerStore, Query, Row, Runtime, batch, one, operation

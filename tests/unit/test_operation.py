@@ -12,6 +12,7 @@ from holdfast.kernel.driver import Execution, Services
 from holdfast.kernel.operation import (
     Batch,
     Call,
+    Deferred,
     Emit,
     Lock,
     Op,
@@ -158,6 +159,18 @@ class Deferring:
         yield from defer("ALONE")
 
     @operation
+    def tell(self) -> Op[None]:
+        yield Lock("a")
+        told = [Emit("a", "a", kind, b"") for kind in ("first", "second")]
+        yield Deferred([Query("ONE", {}), Query("TWO", {})], told)
+
+    @operation
+    def decide_twice(self) -> Op[list[Any]]:
+        first = yield from decide(Query("ONE", {}))
+        second = yield from decide(Query("TWO", {}))
+        return [first, second]
+
+    @operation
     def lock_free(self) -> Op[list[Any]]:
         yield Lock("b")
         taken = yield TryLock(["a", "b", "c"], [Query("LOOK", {})])
@@ -180,6 +193,20 @@ def test_what_is_deferred_is_asked_with_the_next_query_or_at_the_end() -> None:
     assert execution.result == [[{"r": 1}], [{"r": 2}]]
     assert [query.sql for query in execution.closing()] == ["THIRD", "EVENT"]
     assert execution.statements == 7
+
+
+def test_statements_are_deferred_together_with_their_events() -> None:
+    execution = begun(Call(Deferring.tell, Deferring()), SERVICES)
+    execution.advance([[{}]])
+    assert [event.kind for event in execution.emits] == ["first", "second"]
+    assert [query.sql for query in execution.closing()] == ["ONE", "TWO", "EVENT", "EVENT"]
+
+
+def test_only_the_first_command_of_a_call_is_refused() -> None:
+    execution = begun(Call(Deferring.decide_twice, Deferring()), SERVICES, is_refused=True)
+    assert [query.sql for query in execution.queries] == ["TWO"]
+    execution.advance([[{"r": 1}]])
+    assert execution.result == [[[]], [[{"r": 1}]]]
 
 
 def test_a_call_that_only_defers_has_work_to_do() -> None:

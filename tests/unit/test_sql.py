@@ -45,12 +45,22 @@ def test_sqlite_takes_the_text_as_it_is() -> None:
     sql = "SELECT :a, :now, :a, ':b' /*pg , :c */ FROM hf_events"
     statement = sqlite.statement(sql)
     assert statement.text == sql
+    assert statement.parameters == ("a", "now")
+
+
+def test_sqlite_gets_values_by_the_numbers_that_it_gives_to_names() -> None:
+    sql = """SELECT ':x', :b, :now, /* :y */ :a, :b + 0, ":z" /*pg , :c */ -- :d
+        FROM (SELECT 7 AS ":z") WHERE :now = 5"""
+    [row] = fetch(
+        apsw.Connection(":memory:"), sqlite.statement(sql), Query(sql, {"a": 1, "b": 2}), 5
+    )
+    assert list(row.values()) == [":x", 2, 5, 1, 2, 7]
 
 
 def test_parameters_are_given_in_the_order_of_their_numbers() -> None:
     statement = postgres.statement("SELECT :b, :now, :a, :b, ':c' /*pg , :d */")
     assert statement.parameters == ("b", "a", "d")
-    assert statement.values({"a": 1, "b": 2, "d": 3}) == [2, 1, 3]
+    assert statement.values({"a": 1, "b": 2, "d": 3}) == (2, 1, 3)
 
 
 def test_a_missing_parameter_is_an_error_on_both() -> None:
@@ -80,6 +90,7 @@ def test_what_may_change_is_never_taken_for_a_read(
     for dialect in (sqlite, postgres):
         statement = dialect.statement(sql)
         assert (statement.may_change, statement.counts_changes) == (may_change, counts_changes)
+        assert statement.is_uncounted == (may_change and not counts_changes)
 
 
 def test_a_statement_is_compiled_once() -> None:

@@ -11,10 +11,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import dataclass
 from typing import Literal
 
 from ..arguments import require_limit, require_text, require_text_or_none, require_whole, shown
+from ..dataclass import dataclass
 from ..errors import InvalidArgument
 from ..kernel.operation import (
     C,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import string
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal, get_args
 
 from ..arguments import (
@@ -20,6 +20,7 @@ from ..arguments import (
     require_whole,
     shown,
 )
+from ..dataclass import dataclass
 from ..errors import Forbidden, InvalidArgument, NotFound, Refused, SessionNotFound
 from ..kernel.nouns import find_row
 from ..kernel.operation import C, Handle, Lock, Op, Row, fresh_id, one, operation, query, rows

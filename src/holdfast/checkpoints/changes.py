@@ -10,11 +10,12 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from hashlib import blake2b
 from typing import TypeAlias
 
 from ..codec import Codec
+from ..dataclass import dataclass
 from ..errors import LimitExceeded, TypeConflict
 from ..kernel.operation import Op, PerStore, Runtime
 from . import lines

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, Literal, TypeAlias
 
 from .. import validation
+from ..dataclass import dataclass
 from ..wire import travels
 
 CHARACTERS_SHOWN = 120

@@ -9,11 +9,12 @@ full, which is then packed into one row. A manifest maps the channels of a check
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
 from ..codec import Codec, Raw
+from ..dataclass import dataclass
 from ..errors import CorruptRecord
 from ..kernel.operation import Op, Query, Row, batch, one
 from .keys import ITEMS, VERSIONS

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import chain
 from typing import ParamSpec, TypeVar
 
 from ..codec import Codec
+from ..dataclass import dataclass
 from ..errors import CorruptRecord
 from ..kernel.flow import Flow, perform
 from ..kernel.operation import (

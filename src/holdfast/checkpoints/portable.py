@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from typing import Annotated
 
@@ -10,6 +10,7 @@ import msgspec
 
 from ..arguments import require_text
 from ..codec import Codec
+from ..dataclass import dataclass
 from ..errors import CorruptRecord
 from ..kernel import portable
 from ..kernel.inserts import Insert

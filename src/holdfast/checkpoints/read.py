@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from ..codec import Codec
+from ..dataclass import dataclass
 from ..errors import CheckpointNotFound, CorruptRecord, SessionNotFound
 from ..kernel.operation import Op, Query, Row, batch, one, rows
 from ..records import KINDS, Checkpoint, Kind, LoadedCheckpoint

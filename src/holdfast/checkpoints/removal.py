@@ -11,10 +11,11 @@ that is killed loses nothing: the next one does the rest.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import groupby
 
 from ..codec import Codec
+from ..dataclass import dataclass
 from ..errors import CorruptRecord, SessionNotFound
 from ..feed import emit
 from ..kernel.append_only import through_door

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, cast
 
 from ..arguments import require_one_of, require_text, shown
 from ..clock import random_id
 from ..codec import Codec
+from ..dataclass import dataclass
 from ..errors import CorruptRecord, InvalidArgument, LimitExceeded, VersionConflict
 from ..feed import emit, event
 from ..feed.events import TREE_SEQUENCE

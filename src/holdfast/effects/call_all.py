@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
+from ..dataclass import dataclass
 from ..errors import HoldfastError, LeaseLost, SessionBusy, SessionEnded, StoreError
 from ..kernel.flow import Flow, Perform, perform, perform_to_the_end
 from ..kernel.operation import Call

@@ -8,12 +8,13 @@ import logging
 import secrets
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Generic, TypeVar
 
 from ..arguments import require_text
 from ..checkpoints.write import id_of_item
 from ..codec import check
+from ..dataclass import dataclass
 from ..errors import (
     CommitUnknown,
     EffectFailed,

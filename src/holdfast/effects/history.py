@@ -8,11 +8,11 @@ abandoned ones that must not be repeated.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from ..checkpoints.read import LIST_EPOCHS, path
+from ..dataclass import dataclass
 from ..errors import RequestMismatch
 from ..kernel.operation import Op, Query, Row, batch, one, rows
 from ..sessions.rows import ONE_SESSION

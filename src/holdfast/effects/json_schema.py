@@ -11,12 +11,12 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, get_type_hints
 
 import msgspec
 from msgspec import UNSET
 
+from ..dataclass import dataclass
 from ..errors import InvalidArgument, InvalidValue
 
 INJECTED = ("idempotency_key",)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
+from ..dataclass import dataclass
 from ..errors import SessionNotFound
 from ..kernel.operation import (
     AfterCommit,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
+from ..dataclass import dataclass
 from ..errors import InvalidArgument
 from ..kernel.flow import Flow, flow
 from ..kernel.operation import AfterCommit, C, Handle, Op, Runtime

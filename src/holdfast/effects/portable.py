@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import chain
 from typing import Annotated
 
 import msgspec
 
+from ..dataclass import dataclass
 from ..errors import InvalidArgument
 from ..kernel import portable
 from ..kernel.inserts import Insert

@@ -10,10 +10,11 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, TypeAlias
 
 from ..codec import Limits, canonical, check, with_first
+from ..dataclass import dataclass
 from ..errors import InvalidArgument
 from ..kernel.operation import Op, Query, Row, batch, one, rows
 from ..leases import Guard

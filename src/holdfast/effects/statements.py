@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 from ..arguments import require_text
 from ..codec import Codec
+from ..dataclass import dataclass
 from ..errors import InvalidValue, LeaseLost, LimitExceeded, NotFound
 from ..feed import event
 from ..kernel.operation import Emit, Lock, Op, Query, Row, one

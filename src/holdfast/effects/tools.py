@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Generic, Literal, ParamSpec, TypeAlias, TypeVar, get_args, overload
 
 from ..arguments import require_one_of, require_seconds, require_text, require_whole, shown
+from ..dataclass import dataclass
 from ..errors import InvalidArgument
 from ..leases import lease_milliseconds
 from ..records import EffectKind

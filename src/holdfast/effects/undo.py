@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from ..dataclass import dataclass
 from ..kernel.flow import Flow, is_async, needs_async_store, perform
 from ..kernel.operation import Op, rows
 from ..records import Checkpoint, Effect

@@ -5,8 +5,9 @@ Checkpoints and unfinished rollbacks are left out: they belong to systems outsid
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from ..dataclass import dataclass
 from ..kernel import portable
 from ..kernel.inserts import Insert
 from ..kernel.operation import Op, Row

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from typing import Any
 
 from ..arguments import require_limit, require_whole
 from ..codec import Codec
+from ..dataclass import dataclass
 from ..errors import NotFound
 from ..kernel.operation import (
     C,

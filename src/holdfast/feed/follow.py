@@ -10,10 +10,11 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
+from ..dataclass import dataclass
 from ..kernel.flow import Flow, Give, Stream, Wait, perform
 from ..kernel.operation import Handle, Op, PerStore, Runtime, query
 from ..kernel.signals import LOCAL_TOPIC, TREE_TOPIC

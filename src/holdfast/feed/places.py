@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, TypeAlias
 
 import msgspec
 from xxhash import xxh3_64_hexdigest
 
+from ..dataclass import dataclass
 from ..errors import Compacted, InvalidArgument
 from ..kernel.operation import Op, Query, Row, batch, one, rows
 from ..wire import travels

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 
 from ..arguments import require_new_id
+from ..dataclass import dataclass
 from ..kernel.inserts import Insert
 from ..kernel.operation import AfterCommit, Lock, Op, Row, rows
 from ..kernel.owned_rows import OwnedRows, read_each

@@ -15,7 +15,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from pathlib import Path
 from threading import get_ident
@@ -31,11 +31,16 @@ from typing import (
     overload,
 )
 
+import msgspec
+
 from ..clock import Clock
+from ..dataclass import dataclass
 from ..errors import HoldfastError, StoreClosed, StoreForked, StoreReentered
 from .operation import (
+    SINGLE,
     AfterCommit,
     Asking,
+    Batch,
     Call,
     Decide,
     Deferred,
@@ -131,8 +136,7 @@ class Settings:
 HELD: list[Row] = [{}]
 
 
-@dataclass(slots=True)
-class Asked:
+class Asked(msgspec.Struct):
     """The queries of one command, and the answers so far."""
 
     command: Asking
@@ -140,9 +144,9 @@ class Asked:
     """One query per part; None for a tree that is locked already."""
     queries: list[Query]
     """The deferred statements that run before it, then its own."""
-    deferred: int
+    deferred: int = 0
     """How many of them were deferred."""
-    answers: list[list[Row]] = field(default_factory=list)
+    answers: list[list[Row]] = []
 
     def rest(self) -> list[Query]:
         """Return the remaining queries; none if a `must_find` query returned no row."""
@@ -165,6 +169,10 @@ class Execution(Generic[R]):
     """
 
     result: R
+    is_lock_immediate = False
+    """Whether the current queries lock a tree with NOWAIT."""
+    _last_locked = ""
+    _fresh_ids = 0
 
     def __init__(
         self,
@@ -183,15 +191,11 @@ class Execution(Generic[R]):
         self.queries: list[Query] = []
         self.statements = 0
         self.locked: set[str] = set()
-        self._last_locked = ""
-        self.is_lock_immediate = False
-        """Whether the current queries lock a tree with NOWAIT."""
         self.emits: list[Emit] = []
         self.deferred: list[Query] = []
         """The statements that are sent with the next ones, or at the end."""
         self.hooks: list[Callable[[], None]] = []
         self._services = services
-        self._fresh_ids = 0
         self._is_refused = is_refused
         self._has_all = has_all
         self._asked: Asked | None = None
@@ -200,42 +204,44 @@ class Execution(Generic[R]):
     def advance(self, answers: Sequence[list[Row]] = ()) -> None:
         """Answer the current queries and run to the next ones; at the end there are none."""
         answer: Any = None
-        asked, self.queries = self._asked, []
-        if asked is not None:
+        if (asked := self._asked) is not None:
             asked.answers += answers
-            if len(asked.answers) < len(asked.queries):
-                self.queries = asked.rest()
+            self.queries = asked.rest() if len(asked.answers) < len(asked.queries) else []
             if not self.queries:
                 answer = self._answer(asked)
+        send = self._generator.send
         while not self.queries:
             try:
-                command = self._generator.send(answer)
+                command = send(answer)
             except StopIteration as stop:
                 self.result = stop.value
                 return
             answer = None
-            if isinstance(command, FreshId):
+            if isinstance(command, Emit):
+                self._emit(command)
+            elif isinstance(command, Deferred):
+                self.deferred += command.queries
+                for event in command.emits:
+                    self._emit(event)
+            elif isinstance(command, AfterCommit):
+                self.hooks.append(command.function)
+            elif isinstance(command, FreshId):
                 ids = self.call.ids
                 if self._fresh_ids == len(ids):
                     ids.append(self._services.new_id())
                 answer = ids[self._fresh_ids]
                 self._fresh_ids += 1
-            elif isinstance(command, AfterCommit):
-                self.hooks.append(command.function)
-            elif isinstance(command, Emit):
-                self._emit(command)
-            elif isinstance(command, Deferred):
-                self.deferred.append(command.query)
             else:
                 answer = self._ask(command)
         self.statements += len(self.queries)
 
     def _ask(self, command: Asking) -> Any:
         """Set the queries of a command; return its answer if it needs none."""
-        # Only the first command of the call can be the refused one.
-        is_refused, self._is_refused = self._is_refused, False
-        if isinstance(command, Decide) and is_refused:
-            return [[] for _ in command.commands]
+        if self._is_refused:
+            # Only the first command of the call can be the refused one.
+            self._is_refused = False
+            if isinstance(command, Decide):
+                return [[] for _ in command.commands]
         self.is_lock_immediate = False
         # None for a tree that is locked already.
         slots: list[Query | None]
@@ -243,14 +249,16 @@ class Execution(Generic[R]):
             wanted = [each for each in command.root_ids if each not in self.locked]
             slots = [self._services.lock_free(wanted) if wanted else None, *command.beside]
         else:
-            parts = [command] if isinstance(command, Query | Lock) else command.commands
+            parts = [command] if isinstance(command, SINGLE) else command.commands
             slots = [self._lock(each) if isinstance(each, Lock) else each for each in parts]
-        own = [query for query in slots if query is not None]
-        if not own:
+        queries = [query for query in slots if query is not None]
+        if not queries:
             # It needs no answer of the database, so what was deferred waits on.
-            return self._answer(Asked(command, slots, own, 0))
-        queries, self.deferred = [*self.deferred, *own], []
-        self._asked = Asked(command, slots, queries, len(queries) - len(own))
+            return self._answer(Asked(command, slots, queries))
+        deferred = len(self.deferred)
+        if deferred:
+            queries, self.deferred = [*self.deferred, *queries], []
+        self._asked = Asked(command, slots, queries, deferred)
         if isinstance(command, Decide):
             # The `must_find` queries run first, the rest only if they return rows.
             first = None
@@ -263,12 +271,15 @@ class Execution(Generic[R]):
 
     def _answer(self, asked: Asked) -> Any:
         """Return the answer to a command; a `Decide` that returned a row emits its events."""
-        command, self._asked = asked.command, None
-        answers = asked.answers[asked.deferred :]
+        command, answers, self._asked = asked.command, asked.answers, None
+        if asked.deferred:
+            answers = answers[asked.deferred :]
         if len(answers) < len(asked.slots):
             found = iter(answers)
             answers = [HELD if query is None else next(found) for query in asked.slots]
-        if isinstance(command, Query | Lock):
+        if isinstance(command, Batch):
+            return answers
+        if isinstance(command, SINGLE):
             return answers[0]
         if isinstance(command, TryLock):
             free, *beside = answers
@@ -276,7 +287,7 @@ class Execution(Generic[R]):
                 self.locked.update(row["root_id"] for row in free)
                 self._last_locked = max([self._last_locked, *(row["root_id"] for row in free)])
             return [each for each in command.root_ids if each in self.locked], beside
-        if isinstance(command, Decide) and answers[-1]:
+        if answers[-1] and command.emits:
             locks = zip(command.commands, answers, strict=True)
             gone = {each.root_id for each, rows in locks if isinstance(each, Lock) and not rows}
             for event in command.emits:

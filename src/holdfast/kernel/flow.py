@@ -16,7 +16,7 @@ import inspect
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import GeneratorType, MethodType
 from typing import (
     Any,
@@ -31,6 +31,7 @@ from typing import (
     overload,
 )
 
+from ..dataclass import dataclass
 from ..errors import InvalidArgument
 from .driver import AsyncDriver, SyncDriver
 from .operation import Async, Call, Handle, Mode, Sync, operation

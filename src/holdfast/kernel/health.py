@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
+from ..dataclass import dataclass
 from ..errors import CorruptStore, HoldfastError, InvalidArgument, NotAStore
 from ..formatting import plural
 from ..records import Finding, MigrationState, StoreInfo, StoreSize

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from ..dataclass import dataclass
 from .operation import Query, Row
 
 if TYPE_CHECKING:

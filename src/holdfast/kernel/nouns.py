@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..arguments import shown
+from ..dataclass import dataclass
 from ..errors import InvalidArgument
 from ..records import Effect, EndedItem, Finding, Pruned, SessionRef, Swept
 from .files import Archive

@@ -12,13 +12,14 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from types import MethodType
 from typing import (
     TYPE_CHECKING,
     Any,
     ClassVar,
     Concatenate,
+    Final,
     Generic,
     Literal,
     ParamSpec,
@@ -28,6 +29,9 @@ from typing import (
     overload,
 )
 
+import msgspec
+
+from ..dataclass import dataclass
 from ..errors import OperationNotRun, StoreReadOnly
 from ..records import LOCAL, Actor
 from ..wire import travels
@@ -179,8 +183,7 @@ Row: TypeAlias = dict[str, Any]
 Mode: TypeAlias = Literal["write", "read", "read_large"]
 
 
-@dataclass(slots=True)
-class Query:
+class Query(msgspec.Struct):
     """One statement and its named parameters."""
 
     sql: str
@@ -193,8 +196,7 @@ class Query:
     """SQLite only: run it once for each of these instead of `parameters`, and return all rows."""
 
 
-@dataclass(slots=True)
-class Lock:
+class Lock(msgspec.Struct):
     """Locks a session tree until the transaction ends; answered with its row, or nothing.
 
     Locking a tree twice costs no second statement. Trees are waited for only in id order, so that
@@ -207,8 +209,7 @@ class Lock:
     """Whether the answer matters; if not, a database that is locked as a whole runs nothing."""
 
 
-@dataclass(slots=True)
-class Batch:
+class Batch(msgspec.Struct):
     """Several statements, run in order, that do not depend on each other's answers.
 
     Answered with a list of rows for each. On PostgreSQL a batch costs one round trip.
@@ -217,8 +218,7 @@ class Batch:
     commands: Sequence[Query | Lock]
 
 
-@dataclass(slots=True)
-class Decide:
+class Decide(msgspec.Struct):
     """A batch whose last statement decides: if it returns a row, the call's work is done.
 
     Answered like a batch; `emits` are emitted if there is a row. If there is none, the statements
@@ -235,19 +235,18 @@ class Decide:
     again: Query | None = None
 
 
-@dataclass(slots=True)
-class Deferred:
-    """A statement whose rows are not needed: it is sent with the next one, or with COMMIT.
+class Deferred(msgspec.Struct):
+    """Statements whose rows are not needed: they are sent with the next one, or with COMMIT.
 
-    Statements still run in the order in which they were yielded; on PostgreSQL it costs no round
-    trip of its own.
+    Statements still run in the order in which they were yielded; on PostgreSQL these cost no round
+    trip of their own. `emits` are emitted as if they had been yielded.
     """
 
-    query: Query
+    queries: Sequence[Query]
+    emits: Sequence[Emit] = ()
 
 
-@dataclass(slots=True)
-class TryLock:
+class TryLock(msgspec.Struct):
     """Locks those of some session trees that nobody holds now, and runs other statements after it.
 
     Answered with the `root_id`s of the trees that are locked, and with a list of rows for each of
@@ -258,8 +257,7 @@ class TryLock:
     beside: Sequence[Query] = ()
 
 
-@dataclass(slots=True)
-class Emit:
+class Emit(msgspec.Struct):
     """One event of a session tree, written to its feed just before COMMIT."""
 
     root_id: str
@@ -270,18 +268,18 @@ class Emit:
     """Whether the operation has advanced the tree's position for it already."""
 
 
-@dataclass(slots=True)
-class AfterCommit:
+class AfterCommit(msgspec.Struct):
     """A function to call once the transaction is durable; it must neither raise nor block."""
 
     function: Callable[[], None]
 
 
-@dataclass(slots=True)
-class FreshId:
+class FreshId(msgspec.Struct):
     """Asks for a new sortable id; a re-run of the same call receives the same one."""
 
 
+# The commands that are one statement; a union would be made anew for every test.
+SINGLE: Final = (Query, Lock)
 Asking: TypeAlias = Query | Lock | TryLock | Batch | Decide
 Command: TypeAlias = Asking | Deferred | Emit | AfterCommit | FreshId
 Op: TypeAlias = Generator[Command, Any, R]
@@ -307,7 +305,7 @@ def one(sql: str, **parameters: object) -> Op[Row | None]:
 
 def defer(sql: str, **parameters: object) -> Op[None]:
     """Run one statement, whose rows are not needed, together with the next."""
-    yield Deferred(Query(sql, parameters))
+    yield Deferred([Query(sql, parameters)])
 
 
 def batch(*commands: Query | Lock) -> Op[list[list[Row]]]:
@@ -350,7 +348,7 @@ def together(ops: Iterable[Op[R]]) -> Op[list[R]]:
             answer = [next(found) for _ in commands[place]]
             if isinstance(question, Decide) and answer[-1]:
                 told[place] += question.emits
-            answers[place] = answer[0] if isinstance(question, Query | Lock) else answer
+            answers[place] = answer[0] if isinstance(question, SINGLE) else answer
     for emits in told.values():
         yield from emits
     return [results[place] for place in sorted(results)]
@@ -381,7 +379,7 @@ def _next_question(op: Op[Any], answer: Any, told: list[Emit]) -> Op[Asking]:
 
 def _commands(question: Asking) -> Sequence[Query | Lock]:
     assert not isinstance(question, TryLock)
-    return [question] if isinstance(question, Query | Lock) else question.commands
+    return [question] if isinstance(question, SINGLE) else question.commands
 
 
 def fresh_id() -> Op[str]:
@@ -402,21 +400,23 @@ class Definition(Generic[R_co]):
     __qualname__: str
 
 
-@dataclass(slots=True, eq=False, repr=False)
-class Call(Generic[R_co]):
+class Call(msgspec.Struct, Generic[R_co], eq=False):
     """An operation with its arguments, which can be named, traced and re-run."""
 
     operation: Definition[R_co]
     instance: object
     arguments: tuple[Any, ...] = ()
-    keywords: Mapping[str, Any] = field(default_factory=dict)
-    ids: list[str] = field(default_factory=list)
+    keywords: Mapping[str, Any] = {}
+    ids: list[str] = []
     """The ids that earlier runs were given; a re-run gets the same ones."""
 
     @property
     def name(self) -> str:
         """The operation's qualified name, as traces show it."""
         return self.operation.__qualname__
+
+    def __repr__(self) -> str:
+        return f"<Call {self.name}>"
 
     def begin(self) -> Op[R_co]:
         """Return a new generator for one run."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import chain, islice
 from operator import itemgetter
 from typing import Literal
 
+from ..dataclass import dataclass
 from .operation import Op, Row, rows
 from .sql import given, given_keys
 

@@ -7,12 +7,13 @@ how it is added to a store. Text ids stay the same; numbers are assigned anew by
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta
 
+from ..dataclass import dataclass
 from ..errors import InvalidArgument
 from .inserts import Insert
 from .operation import Op, Query, Row, batch

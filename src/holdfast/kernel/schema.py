@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from ..dataclass import dataclass
 from ..errors import NotFound, SchemaMismatch, StoreError
 from .append_only import with_triggers
 from .nouns import Noun

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import functools
 import json
+import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
+
+from ..dataclass import dataclass
 
 _TOKEN = re.compile(
     r"""
@@ -47,19 +50,19 @@ class Statement:
 
     text: str
     parameters: tuple[str, ...]
-    """In the order of their numbers; empty on SQLite, which binds them by name."""
+    """In the order of their numbers."""
     may_change: bool
     """False for a plain SELECT. Anything else, WITH included, is assumed to change rows."""
     counts_changes: bool
     """Whether the row count shows if anything changed."""
-    asks_time: bool
-    """Whether it uses `:now`; never on PostgreSQL, where that is a function."""
+    is_uncounted: bool
+    """Whether it may change rows without a count of them."""
+    values: Callable[[Mapping[str, object]], tuple[object, ...]]
+    """Returns the values of the parameters but `:now`, in their order."""
+    now_at: int | None
+    """Where `:now` belongs among them; never on PostgreSQL, where it is a function."""
     columns: list[str] = field(default_factory=list)
     """The names of the returned columns, cached after the first row."""
-
-    def values(self, parameters: Mapping[str, object]) -> list[object]:
-        """Return the parameters in the order of their numbers."""
-        return [parameters[name] for name in self.parameters]
 
 
 class Dialect:
@@ -71,17 +74,31 @@ class Dialect:
         """Returns the compiled form of a statement, cached."""
 
     def _compile(self, sql: str) -> Statement:
-        text, parameters = sql, list[str]()
-        if self.schema is not None:
+        if self.schema is None:
+            # SQLite numbers names in the order in which they first appear.
+            found = (token["parameter"] for token in _TOKEN.finditer(sql))
+            text, names = sql, list(dict.fromkeys(name for name in found if name is not None))
+        else:
             rewriter = _Rewriter(self.schema)
-            text, parameters = rewriter.rewrite(sql), rewriter.parameters
+            text, names = rewriter.rewrite(sql), rewriter.parameters
+        may_change = _READS.match(text) is None
+        counts_changes = _CHANGES.match(text) is not None
         return Statement(
             text=text,
-            parameters=tuple(parameters),
-            may_change=_READS.match(text) is None,
-            counts_changes=_CHANGES.match(text) is not None,
-            asks_time=":now" in text,
+            parameters=tuple(names),
+            may_change=may_change,
+            counts_changes=counts_changes,
+            is_uncounted=may_change and not counts_changes,
+            values=_taker([name for name in names if name != "now"]),
+            now_at=names.index("now") if "now" in names else None,
         )
+
+
+def _taker(names: Sequence[str]) -> Callable[[Mapping[str, object]], tuple[object, ...]]:
+    """Return a function that takes values by name out of a mapping."""
+    if len(names) > 1:
+        return operator.itemgetter(*names)
+    return lambda parameters: tuple(parameters[name] for name in names)
 
 
 class _Rewriter:

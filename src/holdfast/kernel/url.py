@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
 
 from ..arguments import shown
+from ..dataclass import dataclass
 from ..errors import InvalidArgument
 
 DEFAULT_URL = "sqlite:///holdfast.db"

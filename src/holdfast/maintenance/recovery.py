@@ -7,9 +7,8 @@ after.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ..arguments import require_text, require_text_or_none
+from ..dataclass import dataclass
 from ..effects.tools import by_name
 from ..kernel.flow import Flow, flow, perform, served
 from ..kernel.nouns import SWEPT_PER_PASS

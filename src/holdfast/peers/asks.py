@@ -11,12 +11,13 @@ import functools
 import hashlib
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar
 
 from ..arguments import require_new_id, require_seconds, require_text, shown
 from ..clock import random_id
 from ..codec import digest
+from ..dataclass import dataclass
 from ..errors import AskNotFound, InvalidArgument, RequestMismatch, SessionWaiting
 from ..feed import create_tree, emit
 from ..kernel.flow import refuse_steps

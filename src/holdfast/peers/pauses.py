@@ -8,13 +8,14 @@ submits that item at once, to become due at its end.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from ..arguments import require_whole, shown
 from ..checkpoints.handle import CheckpointOps
 from ..checkpoints.write import record_status, write
 from ..codec import Codec
+from ..dataclass import dataclass
 from ..errors import InvalidArgument
 from ..feed import emit
 from ..kernel.operation import (

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Generic, Literal, get_args
 
 from ..codec import Codec
+from ..dataclass import dataclass
 from ..kernel.operation import C, Row
 from ..wire import travels
 

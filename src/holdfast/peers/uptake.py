@@ -7,9 +7,9 @@ to the handler, which drives it in a separate commit.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from ..dataclass import dataclass
 from ..kernel.operation import Op, Query, Row, Runtime, TryLock, operation, together
 from ..sessions.access import LOOK_AT_SESSION
 from ..sessions.handle import SessionHandle

@@ -6,11 +6,11 @@ sent at the same time waits for the first, and one that failed leaves no record.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from ..arguments import require_text, require_whole
 from ..codec import Codec
+from ..dataclass import dataclass
 from ..errors import IdempotencyKeyReused, NotFound, RequestOutOfOrder
 from ..kernel.operation import Lock, Op, Query, Row, batch, rows
 from ..records import SessionRef

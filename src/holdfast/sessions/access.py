@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from ..dataclass import dataclass
 from ..errors import LeaseLost, SessionBusy, SessionEnded, SessionNotFound
 from ..kernel.operation import Lock, Op, Query, Row, Runtime, batch
 from ..leases import Guard, Keeper

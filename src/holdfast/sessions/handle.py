@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from ..dataclass import dataclass
 from ..errors import SessionNotFound
 from ..kernel.operation import C, Handle, Lock, Op, Row, Runtime, one, rows
 from ..leases import Guard, Keeper

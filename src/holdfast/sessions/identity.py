@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from ..dataclass import dataclass
 from ..errors import Forbidden, SessionNotFound
 from ..kernel.operation import Op, one, query
 from ..wire import travels

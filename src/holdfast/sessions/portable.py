@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ..arguments import require_new_id, shown
 from ..clock import random_id
+from ..dataclass import dataclass
 from ..errors import InvalidArgument, SessionNotFound
 from ..feed.portable import emit_each
 from ..kernel.inserts import Insert

@@ -212,3 +212,9 @@ def page_of(columns: Sequence[str], newest_first: bool) -> str:
     if "agent" in columns and "status" not in columns:
         branches = [f"{branches[0]} AND status = '{status}'" for status in STATUSES]
     return merged(branches, order)
+
+
+def require_root(root_id: str) -> Op[None]:
+    """Raise SessionNotFound if a tree's root was deleted: its parts are gone, not empty."""
+    if (yield from one(READ_SESSION, id=root_id)) is None:
+        raise SessionNotFound(f"there is no session {root_id!r}", id=root_id)

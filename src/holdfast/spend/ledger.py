@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any, Literal, get_args
@@ -24,6 +23,7 @@ from ..arguments import (
     shown,
 )
 from ..codec import Codec
+from ..dataclass import dataclass
 from ..errors import InvalidArgument, NotFound, RequestMismatch, SessionBusy
 from ..feed import emit
 from ..kernel.operation import (

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ..arguments import require_text, shown
+from ..dataclass import dataclass
 from ..errors import InvalidArgument
 from ..kernel import portable
 from ..kernel.inserts import Insert

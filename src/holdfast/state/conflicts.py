@@ -13,10 +13,10 @@ from ..feed.latest import place_of
 from ..kernel.flow import Flow, Perform, perform, refuse_steps
 from ..kernel.operation import C, Call, Handle, Op, Row, operation, query, rows
 from ..sessions import SessionHandle
+from ..sessions.rows import require_root
 from ..wire import travels
 from .records import StateConflict
 from .requests import Ordinals
-from .roots import require_root
 
 if TYPE_CHECKING:
     from .handle import State

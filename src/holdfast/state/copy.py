@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ..codec import Codec
+from ..dataclass import dataclass
 from ..kernel.operation import Op, Runtime
 from ..sessions.access import Place
 from .read import snapshot
@@ -37,4 +37,4 @@ def write_copy(runtime: Runtime, copied: StateCopy, place: Place) -> Op[None]:
     yield from copy_rules(state, copied.rules)
     yield from state.begin(None)
     state.write_document("init", copied.document)
-    yield from state.flush()
+    yield state.flush()

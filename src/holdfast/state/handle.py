@@ -21,6 +21,7 @@ from ..kernel.operation import C, Handle, Op, large_query, operation, query, row
 from ..kernel.signals import TREE_TOPIC
 from ..records import SessionRef
 from ..sessions import SessionHandle
+from ..sessions.rows import require_root
 from ..wire import travels
 from . import read
 from .conflicts import list_conflicts, record_conflict, recorded
@@ -37,7 +38,6 @@ from .records import (
 )
 from .requests import KeyedRequest, request_digest
 from .retention import compact
-from .roots import require_root
 from .rules import Reducer, delete_rule, list_rules, require_rule, set_rule
 from .values import (
     VERSION_MAX,
@@ -234,14 +234,10 @@ class State(Handle[C]):
         VersionConflict is raised, with the current version and value. With a `reason`, for a person
         who corrects a value, the event tells it, and the audit trail who it was.
         """
-        if reason is not None:
-            require_text("reason", reason, REASON_CHARACTERS_MAX)
         mutation = Mutation(operation="set", key=key, argument=value, if_version=if_version)
-        entry = yield from self._mutate(mutation, if_unchanged, idempotency_key, reason)
-        if reason is not None:
-            subject, told = f"{self.root_id} {key}", f"version {entry.version}"
-            yield from record(self.runtime.actor, "state_set", subject, told)
-        return entry
+        if reason is None:
+            return self._mutate(mutation, if_unchanged, idempotency_key)
+        return self._correct(mutation, if_unchanged, idempotency_key, reason)
 
     @recorded
     def delete(
@@ -502,6 +498,19 @@ class State(Handle[C]):
         [entry] = yield from self._apply([checked(mutation)], if_unchanged, key, reason)
         return entry
 
+    def _correct(
+        self,
+        mutation: Mutation,
+        if_unchanged: Mapping[str, int] | None,
+        key: str | None,
+        reason: str,
+    ) -> Op[Entry]:
+        require_text("reason", reason, REASON_CHARACTERS_MAX)
+        entry = yield from self._mutate(mutation, if_unchanged, key, reason)
+        subject, told = f"{self.root_id} {mutation.key}", f"version {entry.version}"
+        yield from record(self.runtime.actor, "state_set", subject, told)
+        return entry
+
     def _apply(
         self,
         mutations: Sequence[Mutation],
@@ -542,7 +551,7 @@ class State(Handle[C]):
                 old = yield from read.snapshot(self.runtime.codec, self.root_id, given)
                 wanted, argument = old.document, given
             write.write_document(operation, wanted, argument)
-            yield from write.flush()
+            yield write.flush()
         return (yield from read.snapshot(self.runtime.codec, self.root_id, known))
 
     def _document_conflict(

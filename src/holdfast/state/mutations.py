@@ -18,7 +18,7 @@ def mutate_all(
     state: StateWrite, mutations: Sequence[Mutation], if_unchanged: Mapping[str, int]
 ) -> Op[list[Entry]]:
     """Apply mutations, all or none; or return the entries that an earlier equal request wrote."""
-    known = yield from state.begin([*(each.key for each in mutations), *if_unchanged])
+    known = yield from state.begin([*[each.key for each in mutations], *if_unchanged])
     codec, place, entries = state.runtime.codec, state.place, []
     if known is not None:
         for sequence, mutation in enumerate(mutations, known):
@@ -47,7 +47,7 @@ def mutate_all(
             previous=None if previous is MISSING else previous,
         )
         entries.append(entry)
-    yield from state.flush()
+    yield state.flush()
     return entries
 
 

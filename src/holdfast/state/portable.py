@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Any, get_args
 
 from msgspec import Meta
 
 from ..codec import Codec
+from ..dataclass import dataclass
 from ..errors import InvalidArgument
 from ..feed.events import TREE_SEQUENCE
 from ..feed.portable import sequence_of

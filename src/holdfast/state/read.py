@@ -19,7 +19,7 @@ from ..errors import (
 from ..feed.events import TREE_SEQUENCE
 from ..kernel.operation import Op, Query, Row, batch, one, rows
 from ..records import SessionRef
-from ..sessions.rows import ONE_SESSION
+from ..sessions.rows import ONE_SESSION, require_root
 from .records import (
     Entry,
     KeyDiff,
@@ -29,7 +29,6 @@ from .records import (
     StateSnapshot,
     StateSummary,
 )
-from .roots import require_root
 from .values import MISSING, Mutation, applied
 from .write import ENTRY_COLUMNS, READ_ALL_ENTRIES, entry_context, event_context
 

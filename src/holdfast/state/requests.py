@@ -6,11 +6,11 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from ..codec import Codec
+from ..dataclass import dataclass
 from ..kernel.operation import PerStore, Runtime
 
 

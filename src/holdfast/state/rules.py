@@ -7,17 +7,17 @@ part of the state's history: a restore writes old values under the current rules
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ..arguments import require_one_of, shown
 from ..codec import Codec
+from ..dataclass import dataclass
 from ..errors import InvalidArgument, LimitExceeded, NotFound
 from ..feed.events import event
 from ..kernel.operation import Op, Query, Row, Runtime, batch, rows
 from ..kernel.sql import given, given_keys
+from ..sessions.rows import require_root
 from .records import KeyRule
-from .roots import require_root
 from .schemas import Schemas, require_schema
 from .values import MISSING, Mutation, Operation, checked
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
 from ..arguments import require_whole, shown
+from ..dataclass import dataclass
 from ..errors import InvalidArgument, InvalidValue, TypeConflict
 from ..wire import travels
 

@@ -6,8 +6,9 @@ The tree is locked first, so values cannot change between read and write, and se
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from ..checkpoints.diff import same
 from ..errors import KeyNotFound, LimitExceeded, RequestMismatch, VersionConflict
@@ -85,8 +86,7 @@ def event_context(root_id: str, sequence: int, key: str, column: str) -> tuple[s
     return "hf_state_events", root_id, str(sequence), key, column
 
 
-@dataclass(slots=True)
-class KeySlot:
+class KeySlot(msgspec.Struct):
     """A key as read, and then as changed by the transaction."""
 
     version: int = 0
@@ -109,8 +109,7 @@ class KeySlot:
         return 0 if self.body is None else self.version
 
 
-@dataclass(slots=True)
-class StateWrite:
+class StateWrite(msgspec.Struct):
     """The state of a tree while one transaction changes it."""
 
     runtime: Runtime
@@ -127,11 +126,11 @@ class StateWrite:
     least_version: int = 0
     _sequence_before: int = 0
     _keys_before: int | None = None
-    _slots: dict[str, KeySlot] = field(default_factory=dict)
-    _events: list[dict[str, Any]] = field(default_factory=list)
-    _told: list[dict[str, Any]] = field(default_factory=list)
+    _slots: dict[str, KeySlot] = {}
+    _events: list[dict[str, Any]] = []
+    _told: list[dict[str, Any]] = []
     """The data of the feed's events."""
-    _rules: dict[str, Rule] = field(default_factory=dict)
+    _rules: dict[str, Rule] = {}
 
     def begin(self, keys: Iterable[str] | None) -> Op[int | None]:
         """Lock the tree and read these keys, or all; return an earlier equal request's sequence.
@@ -257,8 +256,14 @@ class StateWrite:
             argument = self._sealed(mutation.argument, key, "argument")
             after = applied(mutation, self.value(key))
         self._put(key, slot, after, operation, argument)
-        told = {"sequence": self.sequence, "operation": operation}
-        self._told.append({**told, "key": key, "version": slot.version})
+        self._told.append(
+            {
+                "sequence": self.sequence,
+                "operation": operation,
+                "key": key,
+                "version": slot.version,
+            }
+        )
 
     def write_document(
         self, operation: DocumentOperation, wanted: Mapping[str, Any], argument: Any = None
@@ -341,8 +346,8 @@ class StateWrite:
             }
         )
 
-    def flush(self) -> Op[None]:
-        """Write everything."""
+    def flush(self) -> Deferred:
+        """Return the command that writes everything."""
         codec, place, root_id = self.runtime.codec, self.place, self.place.root_id
         most = codec.limits.keys_per_root
         if self.keys > most and self.keys > (self._keys_before or 0):
@@ -359,14 +364,15 @@ class StateWrite:
         for row in self.entry_rows():
             is_stored = self._slots[row["key"]].is_stored
             statements.append(Query(CHANGE_ENTRY if is_stored else ADD_ENTRY, row))
-        for row in self._events:
-            statements.append(Query(ADD_STATE_EVENT, row))
-        for statement in statements:
-            yield Deferred(statement)
-        why = {} if self.reason is None else {"reason": self.reason}
-        for told in self._told:
-            data = {**told, **why}
-            yield sequence_event(codec, root_id, place.session_id, "state_changed", data)
+        statements += [Query(ADD_STATE_EVENT, row) for row in self._events]
+        if self.reason is not None:
+            for told in self._told:
+                told["reason"] = self.reason
+        writer = place.session_id
+        emits = [
+            sequence_event(codec, root_id, writer, "state_changed", told) for told in self._told
+        ]
+        return Deferred(statements, emits)
 
     def event_rows(self) -> Iterator[dict[str, Any]]:
         """Yield the rows of the events so far."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ..arguments import require_limit, require_text, shown
 from ..checkpoints.write import record_status
+from ..dataclass import dataclass
 from ..errors import InvalidArgument
 from ..kernel.operation import (
     Decide,

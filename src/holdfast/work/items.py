@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, get_args
 
@@ -16,6 +15,7 @@ from ..arguments import (
     require_whole,
 )
 from ..codec import Codec
+from ..dataclass import dataclass
 from ..errors import InvalidArgument
 from ..kernel.operation import C, Handle, Row, Runtime
 from ..leases import Guard

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Any
 
 import msgspec
 
+from ..dataclass import dataclass
 from ..kernel import portable
 from ..kernel.inserts import Insert
 from ..kernel.operation import Op

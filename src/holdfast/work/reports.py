@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ..arguments import require_one_of, require_whole
 from ..clock import iso
 from ..codec import Codec
+from ..dataclass import dataclass
 from ..kernel.operation import Op, Query, Row, batch, one, rows
 from ..kernel.sql import merged
 from ..sessions.rows import ALL_SESSIONS

@@ -10,12 +10,12 @@ import random
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 from .. import errors
 from ..checkpoints.handle import CheckpointOps
 from ..checkpoints.write import write
+from ..dataclass import dataclass
 from ..effects import Issued
 from ..effects.statements import is_settled
 from ..feed import event

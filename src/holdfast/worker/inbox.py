@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
+from ..dataclass import dataclass
 from ..kernel.operation import Definition, Row
 from ..peers.uptake import TakenUp
 from ..store import Store

@@ -13,10 +13,10 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
+from ..dataclass import dataclass
 from ..errors import CommitUnknown, HoldfastError
 from ..formatting import plural
 from ..kernel.flow import in_thread, is_async

@@ -14,10 +14,10 @@ import select
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import count
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
+import msgspec
 import psycopg
 from psycopg import generators
 from psycopg.abc import PQGen
@@ -300,8 +300,7 @@ def _settle(ready: asyncio.Future[int], state: int) -> None:
         ready.set_result(state)
 
 
-@dataclass(slots=True)
-class Message:
+class Message(msgspec.Struct):
     """One statement to send: its text in the server's dialect and its values in order."""
 
     text: str
@@ -313,32 +312,28 @@ class Message:
     """False if a generic plan is not good enough."""
 
 
-@dataclass(slots=True)
-class Reply:
+class Reply(msgspec.Struct):
     """The server's answer to one message."""
 
     rows: list[Row]
     row_count: int
 
 
-@dataclass(slots=True)
-class Connect:
+class Connect(msgspec.Struct):
     """Open a connection in a slot."""
 
     slot: Any
     timeout_seconds: float
 
 
-@dataclass(slots=True)
-class Queue:
+class Queue(msgspec.Struct):
     """Wait in the queue for a connection, or until the timeout."""
 
     turn: Any
     seconds: float
 
 
-@dataclass(slots=True)
-class Send:
+class Send(msgspec.Struct):
     """Send a batch in one round trip; the answer is one `Reply` per message."""
 
     connection: Any
@@ -347,8 +342,7 @@ class Send:
     """Whether the outcome must be known: even a cancelled caller waits for it."""
 
 
-@dataclass(slots=True)
-class Sleep:
+class Sleep(msgspec.Struct):
     """Wait before a retry."""
 
     seconds: float

@@ -7,8 +7,9 @@ import contextlib
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import ClassVar, TypeVar
+
+import msgspec
 
 from ..driver import AsyncDriver, DialectName, Execution
 from ..flow import finish, require_loop
@@ -93,13 +94,12 @@ def _future() -> asyncio.Future[None]:
     return asyncio.get_running_loop().create_future()
 
 
-@dataclass(slots=True, eq=False)
-class _AsyncJob(Job):
+class _AsyncJob(Job, eq=False):
     """A job whose caller waits in an event loop."""
 
     is_done: bool = False
     deadline: float = 0.0
-    _done: asyncio.Future[None] = field(default_factory=_future)
+    _done: asyncio.Future[None] = msgspec.field(default_factory=_future)
 
     async def wait(self) -> None:
         """Wait for the outcome. After a cancellation the job has run completely or not at all."""

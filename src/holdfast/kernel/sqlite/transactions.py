@@ -13,12 +13,12 @@ import functools
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import apsw
+import msgspec
 
 from ...clock import Clock, wall_ms
 from ...errors import (
@@ -57,17 +57,20 @@ def fetch(
     connection: apsw.Connection, statement: Statement, query: Query, now_ms: int
 ) -> list[Row]:
     """Run one statement and fetch all its rows: only then does RETURNING take effect."""
-    parameters, columns = query.parameters, statement.columns
-    if statement.asks_time:
-        parameters = {**parameters, "now": now_ms}
+    at = statement.now_at
     if query.each:
-        cursor = connection.executemany(statement.text, _timed(statement, query.each, now_ms))
+        rows = (_timed(statement.values(each), at, now_ms) for each in query.each)
+        cursor = connection.executemany(statement.text, rows)
     else:
-        cursor = connection.execute(statement.text, parameters)
+        values = statement.values(query.parameters)
+        if at is not None:
+            values = (*values[:at], now_ms, *values[at:])
+        cursor = connection.execute(statement.text, values)
     try:
         first = next(cursor, None)
         if first is None:
             return []
+        columns = statement.columns
         if not columns:
             # The description is available only while there is a row. Threads share the statement,
             # so its names are replaced as a whole: two that add to them would double them.
@@ -82,12 +85,8 @@ def fetch(
         raise
 
 
-def _timed(
-    statement: Statement, each: Sequence[Mapping[str, object]], now_ms: int
-) -> Iterable[Mapping[str, object]]:
-    if not statement.asks_time:
-        return each
-    return ({**parameters, "now": now_ms} for parameters in each)
+def _timed(values: tuple[object, ...], at: int | None, now_ms: int) -> tuple[object, ...]:
+    return values if at is None else (*values[:at], now_ms, *values[at:])
 
 
 def read_all(
@@ -221,8 +220,7 @@ class Files:
         return [status and status[:2] for status in map(file_status, self._names)]
 
 
-@dataclass(slots=True, eq=False)
-class Job:
+class Job(msgspec.Struct, eq=False):
     """One call queued for the writer, with its outcome."""
 
     execution: Execution[Any]
@@ -232,7 +230,7 @@ class Job:
     """Called when the outcome is set."""
     wake: Callable[[Sequence[Job]], None] | None = None
     """Called with the whole batch, once for all jobs that share it."""
-    _gate: threading.Lock = field(default_factory=threading.Lock)
+    _gate: threading.Lock = msgspec.field(default_factory=threading.Lock)
 
     def claim(self) -> bool:
         """Claim the job, once: for the writer that starts it or the caller that gives up."""
@@ -326,9 +324,10 @@ class Writer:
     def execute(self, queries: Sequence[Query], call: str) -> list[list[Row]]:
         """Run statements of the open transaction in order; return the rows of each."""
         connection, probe, found = self.connection, self._probe, []
+        compiled, now_ms = self._dialect.statement, self._now_ms
         for query in queries:
-            statement = self._dialect.statement(query.sql)
-            if not statement.counts_changes and statement.may_change:
+            statement = compiled(query.sql)
+            if statement.is_uncounted:
                 self._runs_uncounted = True
             if connection is None or not connection.in_transaction:
                 # Outside a transaction it would be committed at once, without the earlier
@@ -338,7 +337,7 @@ class Writer:
                 )
             if probe is not None:
                 probe(Point("statement", "before", call, statement.text))
-            found.append(fetch(connection, statement, query, self._now_ms))
+            found.append(fetch(connection, statement, query, now_ms))
             if probe is not None:
                 probe(Point("statement", "after", call, statement.text))
         return found
