@@ -15,6 +15,7 @@ import pytest
 
 import holdfast
 from holdfast import Store
+from holdfast.clock import VirtualClock
 from holdfast.errors import (
     CheckpointError,
     InvalidArgument,
@@ -602,3 +603,26 @@ def test_an_exploration_leaves_states_in_which_a_store_is_not_at_rest(store: Sto
         assert [len(result.graph.states), len(result.graph.transitions)] == [4, 4]
         assert not any("not explored" in warning for warning in result.warnings)
         assert store.work.list(status="pending") == []
+
+
+def test_work_of_a_living_worker_is_waited_for_and_that_of_a_dead_one_is_cancelled(
+    place: dict[str, Any],
+) -> None:
+    clock = VirtualClock(1_700_000_000_000)
+    with holdfast.open(**place, clock=clock) as store:
+        store.session("s")
+        system = HoldfastSystem(store, wait_seconds=0)
+        token = system.checkpoint("rest")
+        item = store.work.submit("job", {})
+        [claimed] = store.work.claim("worker", lease_seconds=60)
+        assert claimed.id == item.id
+        for use in (lambda: system.prepare(token), lambda: system.rollback(token)):
+            with pytest.raises(SystemBusy, match=f"work item {item.id} is held by 'worker'"):
+                use()
+        assert store.work.get(item.id).status == "in_progress"
+        # The lease has expired, and nobody has taken the item over.
+        clock.advance(61)
+        system.prepare(token)
+        system.rollback(token)
+        assert store.work.get(item.id).status == "cancelled"
+        system.checkpoint("at rest again")
