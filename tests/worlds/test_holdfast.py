@@ -616,9 +616,9 @@ def test_work_of_a_living_worker_is_waited_for_and_that_of_a_dead_one_is_cancell
         item = store.work.submit("job", {})
         [claimed] = store.work.claim("worker", lease_seconds=60)
         assert claimed.id == item.id
-        for use in (lambda: system.prepare(token), lambda: system.rollback(token)):
+        for use in (system.prepare, system.rollback):
             with pytest.raises(SystemBusy, match=f"work item {item.id} is held by 'worker'"):
-                use()
+                use(token)
         assert store.work.get(item.id).status == "in_progress"
         # The lease has expired, and nobody has taken the item over.
         clock.advance(61)
