@@ -78,26 +78,27 @@ def without_triggers(connection: Connection, tables: Collection[Table]) -> Itera
         _alter(connection, table, "ADD CONSTRAINT", name, definition)
         if comment is not None:
             describe = sql.SQL("COMMENT ON CONSTRAINT {} ON {} IS {}").format(
-                sql.Identifier(name), sql.SQL(table), sql.Literal(comment)
+                sql.Identifier(name), _as_is(table), sql.Literal(comment)
             )
             connection.execute(describe)
     for table, kind, name, state in acting:
         _alter(connection, table, f"{_ENABLE[state]} {kind}", name)
     [(deferred,)] = connection.execute(_DEFERRED).fetchall()
     if deferred is not None:
-        defer = sql.SQL("SET CONSTRAINTS {} DEFERRED").format(sql.SQL(deferred))
+        defer = sql.SQL("SET CONSTRAINTS {} DEFERRED").format(_as_is(deferred))
         connection.execute(defer)
 
 
 def _alter(connection: Connection, table: str, what: str, name: str, rest: str = "") -> None:
-    # The server itself has quoted the name of the table and the definition.
     alter = sql.SQL("ALTER TABLE {} {} {} {}").format(
-        sql.SQL(table),
-        sql.SQL(what),
-        sql.Identifier(name),
-        sql.SQL(rest),
+        _as_is(table), _as_is(what), sql.Identifier(name), _as_is(rest)
     )
     connection.execute(alter)
+
+
+def _as_is(text: Any) -> sql.SQL:
+    """Return a name or a definition that the server itself has quoted, or words of this module."""
+    return sql.SQL(text)
 
 
 def can_be_replica(connection: Connection) -> bool:
