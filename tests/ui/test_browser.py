@@ -62,7 +62,7 @@ def test_the_printed_address_signs_in_and_survives_a_restart(
         page.goto(told["dashboard"])
         page.wait_for_url(f"{told['url']}/ui/")
         expect(page.get_by_role("heading", name="Overview")).to_be_visible()
-        expect(page.get_by_text("There is no session yet")).to_be_visible()
+        expect(page.get_by_text("There are no sessions yet")).to_be_visible()
         expect(page.locator("#live")).to_contain_text("Live")
         page.goto(f"{told['url']}/ui/sessions")
         expect(page.locator("#live")).to_contain_text("Live")

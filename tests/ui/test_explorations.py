@@ -97,7 +97,7 @@ def test_of_a_large_exploration_the_beginning_is_shown(
     assert "There are more, farther away" in page
     monkeypatch.setattr(explorations, "EDGES", 1)
     page = filled.get(PAGE, headers=HTML).text
-    assert "lies beyond what this page reads" in page
+    assert "lie beyond what this page reads" in page
 
 
 def test_what_was_found_is_read_along_its_own_index(
@@ -222,7 +222,7 @@ def test_a_running_exploration_grows_on_the_page(browser: Browser, tmp_path: Any
     with live(**place) as server, looking(browser, server.url) as page:
         sign_in(page, server.url, server.secret)
         page.goto("/ui/explorations")
-        expect(page.get_by_text("Nothing was explored yet")).to_be_visible()
+        expect(page.get_by_text("Nothing has been explored yet")).to_be_visible()
         explorer.start()
         try:
             row = page.locator(f'tr[data-row="{EXPLORED}"]')

@@ -57,7 +57,7 @@ def cases(made: dict[str, str]) -> dict[str, Case]:
             ("verdict", "landed"),
         ),
         "a long note": Case(
-            f"{effect}/resolve", landed | {"note": long}, effect, "note", "up to 2000 characters",
+            f"{effect}/resolve", landed | {"note": long}, effect, "note", "at most 2000 characters",
             ("note", long),
         ),
         "a result that is no JSON": Case(
@@ -67,7 +67,7 @@ def cases(made: dict[str, str]) -> dict[str, Case]:
         "a tool that is not there": Case(f"{effect}/verify", {}, effect, None, "lend"),
         "a long reason": Case(
             f"{pause}/decide", {"verdict": "approve", "note": long}, pause, "note",
-            "up to 1000 characters", ("note", long),
+            "at most 1000 characters", ("note", long),
         ),
         "nothing decided": Case(f"{pause}/decide", {"note": "n"}, pause, None, "Fill this in.",
                                 ("note", "n")),
@@ -82,7 +82,7 @@ def cases(made: dict[str, str]) -> dict[str, Case]:
         "a name of two lines": Case(f"{version}/fork", {"name": "a\nb"}, version, "name",
                                     "printable characters"),
         "a long name": Case(f"{version}/fork", {"name": "x" * 257}, version, "name",
-                            "up to 256 characters", ("name", "x" * 257)),
+                            "at most 256 characters", ("name", "x" * 257)),
         "not agreed": Case(f"{version}/rewind", {"expected_version": "2"}, version, "agreed",
                            "Tick the box"),
         "a newer version": Case(
@@ -216,7 +216,7 @@ def test_a_form_whose_page_is_gone_ends_on_the_page_of_the_problem(served: Serve
     assert "There is no such page" in gone.text
     sent = {"sequence": "x", "expected_version": "2", "reason": "r"}
     nowhere = served.post("/ui/sessions/s/state/k/restore", data=sent, headers=HTML)
-    assert (nowhere.status_code, "sequence: This is a whole number." in nowhere.text) == (422, True)
+    assert (nowhere.status_code, "sequence: Enter a whole number." in nowhere.text) == (422, True)
     foreign = served.post(
         "/ui/work/hung/release", data={"reason": "r", "fence": "1"}, headers=HTML, token=None
     )
@@ -250,7 +250,7 @@ def test_the_page_of_a_problem_has_what_other_pages_have(served: Served) -> None
         assert 'role="search"' in text, path
         assert "Sign out" in text, path
     odd = served.get("/ui/sessions?status=odd", headers=HTML).text
-    assert "status: Choose one of those that are offered." in odd
+    assert "status: Choose one of the options." in odd
     nobody = served.post("/ui/work/x/retry", headers={**HTML, "sec-fetch-site": "none"}, token=None)
     assert nobody.status_code == 401
     assert "Sign out" not in nobody.text
@@ -273,7 +273,7 @@ def test_problems_are_told_in_words_for_people() -> None:
         "error": "invalid_request", "title": "The request is invalid", "status": 422,
         "detail": "/limit: Expected `int` >= 1", "pointer": "/limit",
     }  # fmt: skip
-    assert explained(limit)[1][0] == "limit: This is a whole number from 1 up."
+    assert explained(limit)[1][0] == "limit: Enter a whole number of at least 1."
     unknown = {**limit, "detail": "the query: Object contains unknown field `x`", "pointer": ""}
     assert explained(unknown)[1][0] == "The page does not know “x”."
     for code, (heading, sentence) in EXPLAINED.items():

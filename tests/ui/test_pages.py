@@ -285,17 +285,17 @@ def empty(tmp_path: Any) -> Iterator[Served]:
 def test_an_empty_board_says_what_to_do_next(empty: Served) -> None:
     assert "There is no work yet" in empty.get("/ui/work", headers=HTML).text
     assert "Nothing is in doubt" in empty.get("/ui/in-doubt", headers=HTML).text
-    assert "Nothing was spent yet" in empty.get("/ui/spend", headers=HTML).text
+    assert "Nothing has been spent yet" in empty.get("/ui/spend", headers=HTML).text
     assert "No session waits" in empty.get("/ui/pauses", headers=HTML).text
     assert "Nothing has happened yet" in empty.get("/ui/events", headers=HTML).text
     assert "No write was refused" in empty.get("/ui/conflicts", headers=HTML).text
-    assert "Nothing was explored yet" in empty.get("/ui/explorations", headers=HTML).text
-    assert "It was not pruned yet" in empty.get("/ui/storage", headers=HTML).text
+    assert "Nothing has been explored yet" in empty.get("/ui/explorations", headers=HTML).text
+    assert "The store has not been pruned yet" in empty.get("/ui/storage", headers=HTML).text
 
 
 def test_an_empty_store_says_what_to_do_next(empty: Served) -> None:
     for path in ("/ui/", "/ui/sessions"):
-        assert "There is no session yet" in empty.get(path, headers=HTML).text
+        assert "There are no sessions yet" in empty.get(path, headers=HTML).text
 
 
 def test_every_moment_of_a_timeline_has_its_own_state_and_versions(filled: Served) -> None:
@@ -334,7 +334,7 @@ def test_the_state_of_a_moment_is_looked_for_in_earlier_events(
         monkeypatch.setattr(timeline, "LOOK_EVENTS", 10)
         assert sequence(400) is None
         page = served.get("/ui/sessions/s/timeline?at=400&until=400", headers=HTML).text
-        assert "No event near this one tells which state it was" in page
+        assert "No event near this one shows which state it was" in page
         page = served.get("/ui/sessions/s/timeline", headers=HTML).text
         assert page.count("data-position=") == 200
         assert "Earlier</a>" in page
@@ -402,7 +402,7 @@ def test_a_timeline_without_its_old_events_says_so(tmp_path: Any) -> None:
         assert 0 < len(page["events"]) < page["newest"]
         assert page["state_sequence"] == 1
         old = served.get("/ui/sessions/s/timeline?until=1", headers=HTML)
-        assert (old.status_code, "No event of this tree is kept" in old.text) == (200, True)
+        assert (old.status_code, "No events of this tree are kept" in old.text) == (200, True)
         assert error(served.get("/ui/sessions/s/moments?a=1&b=2")) == (410, "history_compacted")
 
 

@@ -1,1 +1,1 @@
-"""The dashboard: pages for people under /ui/, made on the server from the same handles as REST."""
+"""The dashboard: pages under /ui/, rendered on the server from the same handles as REST."""

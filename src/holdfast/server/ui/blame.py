@@ -1,4 +1,4 @@
-"""Which change of a key has left each part of its value."""
+"""Which change of a key wrote each part of its value."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Path = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a value, and the change that has left it; None if that is older than is known."""
+    """A part of a value, and the change that wrote it; None if that is older than the history."""
 
     path: Path
     value: Any
@@ -39,7 +39,7 @@ def blame(history: Sequence[Entry], *, is_whole: bool) -> tuple[list[Part], bool
 
 
 def _parts(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
-    """Yield what has no parts of its own, in order; what lies too deep is one part."""
+    """Yield the parts that have no parts themselves, in order; a part nested too deep is one."""
     members: Any = ()
     if len(path) < DEPTH_MAX:
         if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Messages of agents as people read them, in Holdfast's own format and those of providers."""
+"""Messages of agents for display, from Holdfast's own format and those of providers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """Who says what."""
+    """A message: its role and its parts."""
 
     role: str
     look: RoleLook
@@ -48,7 +48,7 @@ def conversation_of(channels: Mapping[str, Any]) -> str:
 
 
 def message_of(item: Any) -> Message:
-    """Return an item of a conversation; what is not known is shown as it is stored."""
+    """Return an item of a conversation; an unknown format is shown as it is stored."""
     if not isinstance(item, dict) or not isinstance(item.get("role"), str):
         return Message(role="item", look="other", parts=(Part(kind="other", value=item),))
     role = item["role"]
@@ -107,7 +107,7 @@ def _call(name: str, given: Any, id: object) -> Part:
 
 
 def _decoded(value: Any) -> Any:
-    """Return arguments as data where a provider has them as text."""
+    """Return arguments as data, if a provider has them as text."""
     if not isinstance(value, str):
         return value
     try:

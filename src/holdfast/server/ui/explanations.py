@@ -1,4 +1,4 @@
-"""Problems in words for people who look at pages: what happened, and what to do next."""
+"""Problems as text for people who use the pages: what happened, and what to do next."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from .forms import told
 
 FAILED = "Something went wrong here; the log of the server says what."
-# By code: a title if that of the API is none for a reader, and what to do.
+# By code: a title, if the API's own does not suit a reader, and what to do.
 EXPLAINED: dict[str, tuple[str | None, str]] = {
     "unavailable": (
         "The store cannot be reached right now",
@@ -26,7 +26,7 @@ EXPLAINED: dict[str, tuple[str | None, str]] = {
     ),
     "invalid_request": (
         "The page cannot be shown like this",
-        "Part of its address does not fit. Go back and choose again.",
+        "Part of its address is not valid. Go back and choose again.",
     ),
     "malformed": (
         "The page cannot be shown like this",
@@ -44,12 +44,12 @@ EXPLAINED: dict[str, tuple[str | None, str]] = {
 
 
 def explained(problem: Mapping[str, Any]) -> tuple[str, list[str]]:
-    """Return the title of a problem's page, and sentences for its reader."""
+    """Return the title of a problem's page, and its sentences."""
     title, advice = EXPLAINED.get(problem["error"], (None, ""))
     if "detail" not in problem:
         return problem["title"], [FAILED]
     field, words = told(problem)
-    # Where nothing may be told of the inside, the sentence is the title.
+    # If details must not be revealed, the detail is the title.
     is_title = problem["detail"] == problem["title"]
     named = f"{field}: {words}" if field and problem["error"] == "invalid_request" else words
     return title or problem["title"], [each for each in ("" if is_title else named, advice) if each]

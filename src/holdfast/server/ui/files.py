@@ -1,4 +1,4 @@
-"""The files that pages are made with; their address changes with their content."""
+"""The static files of pages; their address changes with their content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forms: what they send, and what a person reads who has sent one that is refused."""
+"""Forms: what they send, and what a person reads when one is refused."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from ...errors import InvalidValue
 from ..bodies import parse_query
 from ..messages import Call
 
-# Statuses that a person can do something about on the same page.
+# Statuses of problems that a person can correct on the same page.
 MENDED = frozenset({400, 404, 409, 410, 413, 422, 503, 507})
-# What the checks of types say, and what a person reads instead.
+# Messages of type checks, and what a person reads instead.
 _PLAIN = (
     (r"Expected `str` of length >= 1$", "Fill this in."),
-    (r"Expected `str` of length <= (\d+)$", "This has up to {} characters."),
-    (r"Expected `int` >= (-?\d+)$", "This is a whole number from {} up."),
-    (r"Expected `int` <= (\d+)$", "This is a whole number up to {}."),
-    (r"Expected `int", "This is a whole number."),
-    (r"Invalid enum value", "Choose one of those that are offered."),
+    (r"Expected `str` of length <= (\d+)$", "Enter at most {} characters."),
+    (r"Expected `int` >= (-?\d+)$", "Enter a whole number of at least {}."),
+    (r"Expected `int` <= (\d+)$", "Enter a whole number of at most {}."),
+    (r"Expected `int", "Enter a whole number."),
+    (r"Invalid enum value", "Choose one of the options."),
     (r"Object missing required field", "Fill this in."),
     (r"Object contains unknown field `(\w*)`$", "The page does not know “{}”."),
 )
@@ -34,17 +34,17 @@ _BEGINS = re.compile(r"(?:the|an?|th(?:is|at|ere|ese)|no|nothing|tick|another|mo
 
 
 class Form(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What every form sends beside its own fields; what surrounds a text is not sent."""
+    """What every form sends besides its own fields; surrounding white space is removed."""
 
     subject: ClassVar[str | None] = None
-    """The field that is wrong if a value is refused and nobody says which."""
+    """The field to blame if a value is refused without naming one."""
 
     csrf: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A form that was refused: what is wrong, at which field, and what was typed."""
+    """A refused form: what is wrong, at which field, and what was typed."""
 
     form: str
     field: str | None
@@ -54,13 +54,13 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """The page that a form stands on; it is shown again if the form is refused."""
+    """The page that a form is on; it is shown again if the form is refused."""
 
     page: Callable[[Call], Any]
     query: Callable[[Mapping[str, str]], msgspec.Struct]
-    """What the page is asked for, from what the form sends."""
+    """The query of the page, from what the form sends."""
     part: str = ""
-    """What the page's address has in place of the last part of the form's."""
+    """What replaces the last part of the form's address in that of the page."""
 
 
 def sent_by(call: Call) -> dict[str, str]:
@@ -69,20 +69,22 @@ def sent_by(call: Call) -> dict[str, str]:
 
 
 def form_of(call: Call, wanted: type[Form]) -> Any:
-    """Return what a form sends; a browser's must come from a page that it was shown."""
+    """Return what a form sends; from a browser, it must come from a page of this server."""
     is_signed_in = call.headers.get("authorization") is None
     given = sent_by(call).get("csrf", "")
     sign_in = call.context.options.sign_in
     if is_signed_in and not sign_in.is_form_token(given, call.headers.get("cookie")):
-        raise Refusal("forbidden", "the form is not of a page of this server; open it again")
-    # A person who types spaces alone has typed nothing.
+        raise Refusal(
+            "forbidden", "the form does not come from a page of this server; open the page again"
+        )
+    # Only spaces count as nothing.
     parse_query(call.raw_body, dict[str, str])
     stripped = urlencode({name: text.strip() for name, text in sent_by(call).items()})
     return parse_query(stripped.encode(), wanted)
 
 
 def json_field(call: Call, text: str, name: str) -> Any:
-    """Return what a person has typed as JSON; nothing is null."""
+    """Return what a person has typed as JSON; an empty field is null."""
     if not text.strip():
         return None
     try:
@@ -106,7 +108,7 @@ def told(problem: Mapping[str, Any]) -> tuple[str | None, str]:
     """Return the field that a problem is about, if it names one, and what a person reads."""
     detail = problem.get("detail") or ""
     field = str(problem.get("pointer") or "").removeprefix("/") or None
-    # Where types do not fit, the sentence begins with the pointer.
+    # If types do not match, the detail begins with the pointer.
     bare = detail.partition(": ")[2] if re.match(r"(/\S*|the query): ", detail) else detail
     missing = re.match(r"Object missing required field `(\w+)`", bare)
     if missing:
@@ -121,6 +123,6 @@ def told(problem: Mapping[str, Any]) -> tuple[str | None, str]:
 
 
 def sentence(text: str) -> str:
-    """Return a message of an error as a sentence; one that begins with a name keeps it so."""
+    """Return an error's message as a sentence; a name at its beginning is not capitalized."""
     ended = text if text.endswith((".", "!", "?", "…")) else f"{text}."
     return ended[:1].upper() + ended[1:] if _BEGINS.match(ended) else ended

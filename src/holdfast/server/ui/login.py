@@ -37,7 +37,7 @@ class LoginForm(Form):
 
 
 class ThemeForm(Form):
-    """Which theme, and where to go on."""
+    """The theme, and the page to return to."""
 
     theme: Literal["system", "light", "dark"] = "system"
     next: str = ""
@@ -52,13 +52,13 @@ async def home(call: Call) -> Answer:
 
 @routes.add("GET", "/ui/login", None, query=LoginQuery, **OPEN)
 async def login(call: Call) -> Answer:
-    """Show the form that takes a token, or take the code of the address that the start printed."""
+    """Show the form for a token, or accept the code in the URL that the start printed."""
     if not call.query.code:
         return _form(call, call.query.next)
     token_id = call.context.options.sign_in.use_code(call.query.code)
     if token_id is None:
         return _form(call, "", USED)
-    # A redirect would carry the site that the link was on, and a strict cookie be held back.
+    # After a redirect, the browser would count the site of the link and withhold a strict cookie.
     frame = frame_of(call.context.options, call.headers, call.instance)
     text = render("signed_in.html", frame, title="Signed in", place=_home(call))
     return html(text, headers=_cookie(call, token_id))
@@ -97,11 +97,11 @@ async def choose_theme(call: Call) -> Answer:
 def _form(call: Call, wanted: str, problem: str = "") -> Answer:
     frame = frame_of(call.context.options, call.headers, call.instance)
     frame.is_signed_out = True
-    # A link from elsewhere brings no cookie along; one of our own page does.
+    # A link from another site sends no cookie; a link on this page does.
     is_from_elsewhere = call.headers.get("sec-fetch-site") in {"cross-site", "same-site"}
     given = {"next": _wanted(call, wanted), "is_from_elsewhere": is_from_elsewhere}
     if problem:
-        # A token is no text to show again.
+        # A token is never shown again.
         frame.refused = Refused("login", "token", problem, {})
     text = render("login.html", frame, title="Sign in", **given)
     return html(text, 401 if problem else 200)
@@ -120,7 +120,7 @@ def _home(call: Call) -> str:
 
 
 def _wanted(call: Call, place: str) -> str:
-    """Return a page of this server: an address that names another one is not gone to."""
+    """Return a page of this server; the address of another server is not followed."""
     home = _home(call)
     is_own = place.startswith(home) and place.isascii() and place.isprintable()
     return place if is_own and "\\" not in place and "//" not in place else home

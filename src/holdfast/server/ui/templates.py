@@ -1,4 +1,4 @@
-"""Templates: everything that they print is escaped, and shows what would turn or hide text."""
+"""Templates: everything printed is escaped, and characters that turn or hide text are shown."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from ...formatting import ago, plural, size
 from .files import STATIC
 from .forms import Refused
 
-# Controls but for the tab and the line feed, what turns the direction of text, and what is not
-# seen but for what joins letters and emoji or chooses how they look.
+# Controls except tab and line feed, characters that change the direction of text, and invisible
+# ones except those that join letters and emoji or select their form.
 _COMMANDING = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b\u200e"
     "\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff9-\ufffb\U0001d173-\U0001d17a"
@@ -47,7 +47,7 @@ NAVIGATION = (
 
 @dataclass(frozen=True, slots=True)
 class Commands:
-    """How what a page shows is had from a shell: the path of the API, and a command line."""
+    """How to get what a page shows from a shell: the path in the API, and a command line."""
 
     path: str
     line: str | None = None
@@ -60,7 +60,7 @@ class Commands:
 
 @dataclass(slots=True)
 class Frame:
-    """What surrounds a page, and the links that it is made of."""
+    """What surrounds a page, and the links on it."""
 
     base_path: str
     place: str
@@ -77,7 +77,7 @@ class Frame:
     is_refusal_shown: bool = False
     """Whether a form of the page has said why it was refused."""
     refusal: str = ""
-    """Why a form was refused that the page has no more."""
+    """Why a form was refused that is no longer on the page."""
     commands: Commands | None = None
     json_place: str | None = None
     next_place: str | None = None
@@ -105,14 +105,14 @@ class Frame:
 
     @property
     def may_approve(self) -> bool:
-        """Whether forms that decide for a person are shown."""
+        """Whether forms for decisions of people are shown."""
         if self.token is None or self.token.root_id is not None or self.is_read_only:
             return False
         return self.token.permission in {"approve", "admin"}
 
     @property
     def navigation(self) -> tuple[tuple[str, str], ...]:
-        """The pages that the navigation names; a token of one tree has no others of all trees."""
+        """The pages in the navigation; a token limited to a tree gets none that show all trees."""
         is_limited = self.token is not None and self.token.root_id is not None
         return (("sessions", "Sessions"),) if is_limited else NAVIGATION
 
@@ -126,7 +126,7 @@ class Frame:
 
     @property
     def curl(self) -> str:
-        """The command that asks the API for the same; names in it are no words of the shell."""
+        """The command that gets the same from the API, quoted for a shell."""
         assert self.commands is not None
         return self._curl(self.commands.path)
 
@@ -142,7 +142,7 @@ class Frame:
         return self._curl(_joined(parts), *sent, "--json", json.dumps(body, ensure_ascii=False))
 
     def send(self, *parts: object, **fields: object) -> str:
-        """Return the command that sends a form of a page, where the API has no address for it."""
+        """Return the command that sends a form of a page, if the API has no route for it."""
         sent = [word for name, value in fields.items() for word in ("-d", f"{name}={value}")]
         return self._curl(f"/ui{_joined(parts)}", *(sent or ["-X", "POST"]))
 
@@ -157,7 +157,7 @@ class Frame:
 
 
 def command_line(noun: str, verb: str, *words: object, **options: object) -> str:
-    """Return a command without its program; a word that begins with a dash is no option of it."""
+    """Return a command without its program; a word that begins with a dash is not an option."""
     told = [str(word) for word in words]
     if any(word.startswith("-") and word != "-" for word in told):
         told.insert(0, "--")
@@ -169,7 +169,7 @@ def command_line(noun: str, verb: str, *words: object, **options: object) -> str
 
 
 def _word(text: str) -> str:
-    """Return a word as a shell reads it; what pages show by its number is written so here too."""
+    """Return a word quoted for a shell; characters that pages show by number are escaped."""
     if not _COMMANDING.search(text):
         return shlex.quote(text)
     plain = text.replace("\\", "\\\\").replace("'", "\\'")
@@ -185,7 +185,7 @@ def _joined(parts: Iterable[object]) -> str:
 
 
 def api_path(path: str, **query: object) -> str:
-    """Return an address of the API; what is not asked for is left out."""
+    """Return an address of the API; parameters without a value are left out."""
     told = {name: value for name, value in query.items() if value not in {None, ""}}
     return path + (f"?{urlencode(told)}" if told else "")
 
@@ -196,7 +196,7 @@ def render(template: str, frame: Frame, **given: Any) -> str:
     page = _environment().get_template(template)
     text = page.render(known | given)
     if frame.refused is not None and not frame.is_refusal_shown:
-        # A person does not see the field, or what has changed has left the page without the form.
+        # The field is not visible, or a change in the meantime removed the form from the page.
         frame.refusal = frame.refused.words
         text = page.render(known | given)
     return text
@@ -227,7 +227,7 @@ def _environment() -> jinja2.Environment:
 
 
 def _printed(value: object) -> object:
-    """Return what is printed for a value; what would act on a reader is shown by its number."""
+    """Return what is printed for a value; deceptive characters are shown by their number."""
     if value is None:
         return ""
     if isinstance(value, Markup):
@@ -238,7 +238,7 @@ def _printed(value: object) -> object:
 
 
 def _shown(found: re.Match[str]) -> str:
-    # As JSON has it: what is edited on a page is JSON, and means the same when it is sent.
+    # As JSON escapes them, so that a value edited on a page means the same when it is sent.
     return json.dumps(found[0])[1:-1]
 
 
@@ -253,7 +253,7 @@ def compact(value: Any, most: int = VALUE_CHARACTERS) -> str:
 
 
 def _encoded(encoder: json.JSONEncoder, value: Any, most: int) -> str:
-    """Encode no more of a value than is shown: it may be large, and there may be many."""
+    """Encode only as much of a value as is shown, because it may be large."""
     if isinstance(value, str):
         return cut(encoder.encode(value), most)
     parts, length = [], 0
@@ -266,7 +266,7 @@ def _encoded(encoder: json.JSONEncoder, value: Any, most: int) -> str:
 
 
 def cut(text: str, most: int = VALUE_CHARACTERS) -> str:
-    """Return at most so much of a text, and how much there is."""
+    """Return at most this much of a text, and its full length if it was cut."""
     if len(text) <= most:
         return text
     return f"{text[:most]}\n… {len(text):,} characters in all"

@@ -1,4 +1,4 @@
-"""Pages and forms as routes: what a page shows, its JSON twin, and how problems look to people."""
+"""Pages and forms as routes: what a page shows, the same as JSON, and problems as pages."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ BEFORE_TOKENS = {"unauthorized", "foreign_host", "foreign_origin", "headers_too_
 
 
 class PageQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """How a page is wanted: for people, or its data as JSON."""
+    """The format of a page: HTML, or its data as JSON."""
 
     format: Literal["html", "json"] = "html"
 
@@ -69,13 +69,13 @@ class View:
     data: Any
     """The same as JSON."""
     commands: Commands | None
-    """How the same is had without a browser; None if it is not."""
+    """How to get the same without a browser; None if that is not possible."""
     given: dict[str, Any] = field(default_factory=dict)
     next_cursor: str | None = None
     live: tuple[str, ...] | None = None
     """The feed whose events mean that the page may have changed: its path below /ui/."""
     poll_ms: int = 0
-    """How often to look for what is told by no event."""
+    """How often to reload for changes that have no events."""
     status: int = 200
     place: str | None = None
     """The page's own address, if it is not that of the request."""
@@ -98,7 +98,7 @@ class Pages(Endpoints):
         filters: tuple[str, ...] = (),
         is_store_wide: bool = False,
     ) -> Callable[[P], P]:
-        """Return a decorator that makes a function the page at a path below /ui/.
+        """Return a decorator that adds a function as the page at a path below /ui/.
 
         A refused value of one of its `filters` is shown beside its field.
         """
@@ -139,9 +139,9 @@ class Pages(Endpoints):
         on: Around | None,
         is_store_wide: bool = False,
     ) -> Callable[[Handler], Any]:
-        """Return a decorator for a form; its function gets what the form sends.
+        """Return a decorator for a form; its function handles what the form sends.
 
-        If it is refused, the page that it stands `on` is shown with what was typed.
+        If it is refused, the page that it is `on` is shown again with what was typed.
         """
         name = path.rpartition("/")[2]
 
@@ -161,7 +161,7 @@ class Pages(Endpoints):
                     try:
                         return await _again(call, on, refused, problem["status"])
                     except Exception:
-                        # There is no such page any more, or it cannot be read now.
+                        # The page no longer exists, or cannot be read now.
                         raise error from None
 
             given: dict[str, Any] = {"body": bytes, "media": FORM, "is_hidden": True}
@@ -187,7 +187,7 @@ def see_other(place: str, **headers: str) -> Answer:
 
 
 def page_size(call: Call) -> int:
-    """Return how many rows a page of a list has."""
+    """Return the number of rows on a page of a list."""
     wanted: int = call.query.limit
     return min(wanted, ROWS_MAX)
 
@@ -243,12 +243,12 @@ def _path(path: str) -> str:
 
 
 def wants_page(headers: Headers) -> bool:
-    """Whether a person asks, and not a program."""
+    """Whether the request comes from a browser, not from a program."""
     return "text/html" in (headers.get("accept") or "")
 
 
 async def for_people(answer: Answer, context: Context, scope: MutableMapping[str, Any]) -> Answer:
-    """Return a problem as a page, if a browser has asked for one; it may have to sign in first."""
+    """Return a problem as a page, if a browser requested one; it may have to sign in first."""
     headers, options = Headers(scope["headers"]), context.options
     place = scope["raw_path"].decode("latin-1")
     is_page = scope["type"] == "http" and place.startswith(f"{options.base_path}{PAGES}")
@@ -270,7 +270,7 @@ async def for_people(answer: Answer, context: Context, scope: MutableMapping[str
 async def _known(
     answer: Answer, context: Context, headers: Headers, scope: MutableMapping[str, Any]
 ) -> Token | None:
-    """Return whose request a problem is; None if nobody was let in, or it cannot be told now."""
+    """Return the token of the request; None if it was not admitted, or cannot be looked up now."""
     if answer.body["error"] in BEFORE_TOKENS:
         return None
     client = scope.get("client")

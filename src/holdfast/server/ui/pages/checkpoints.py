@@ -26,20 +26,20 @@ Number = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 
 
 class DiffQuery(PageQuery):
-    """Which two versions."""
+    """The two versions to compare."""
 
     a: Number
     b: Number
 
 
 class ForkForm(Form):
-    """What the fork is called."""
+    """The name of the fork."""
 
     name: Annotated[str, msgspec.Meta(max_length=NAME_CHARACTERS_MAX)] = ""
 
 
 class RewindForm(Form):
-    """The version that the page was made for, and that the reader has agreed."""
+    """The version that the page was rendered for, and the reader's confirmation."""
 
     expected_version: Number
     agreed: str = ""
@@ -55,12 +55,12 @@ class Row:
     goes_up: bool
     goes_down: bool
     joins: bool
-    """Whether a branch that was left begins here."""
+    """Whether an abandoned branch begins here."""
 
 
 @routes.page("/sessions/{id}/checkpoints", ListQuery)
 async def checkpoints_page(call: Call) -> View:
-    """Show the versions of a session, the newest first, with the branches that rewinds left."""
+    """Show the versions of a session, newest first, with the branches that rewinds left behind."""
     limit, session = page_size(call), call.session
     found = await session.history(before=place_of(call), limit=limit)
     transitions = await session.history(kind="state_transition", limit=REWINDS_MAX)
@@ -84,7 +84,7 @@ def rewound_to(checkpoint: Checkpoint) -> int | None:
 
 
 def _drawn(found: list[Checkpoint], transitions: list[Checkpoint]) -> list[Row]:
-    """Return the rows of a page; what lies on the path follows from the rewinds."""
+    """Return the rows of a page; which versions are on the path follows from the rewinds."""
     rewinds = {each.version: back for each in transitions if (back := rewound_to(each)) is not None}
     spans = _path(rewinds)
 
@@ -110,7 +110,7 @@ def _drawn(found: list[Checkpoint], transitions: list[Checkpoint]) -> list[Row]:
 
 
 def _path(rewinds: dict[int, int]) -> list[tuple[int, int]]:
-    """Return the spans of versions that lead to the newest one, the newest first."""
+    """Return the spans of versions that lead to the newest one, newest first."""
     spans, high = [], 2**31
     while high > 0:
         low = max((each for each in rewinds if each <= high), default=0)
@@ -121,7 +121,7 @@ def _path(rewinds: dict[int, int]) -> list[tuple[int, int]]:
 
 @routes.page("/sessions/{id}/checkpoints/{version}")
 async def checkpoint_page(call: Call) -> View:
-    """Show one version with its channels; it can be forked, and gone back to."""
+    """Show one version with its channels; it can be forked and rewound to."""
     version = _number(call.path["version"])
     loaded = await call.session.at(version, last=ITEMS)
     back = rewound_to(loaded)
@@ -165,7 +165,7 @@ VERSION_PAGE = Around(checkpoint_page, lambda _: PageQuery())
 async def fork_form(call: Call) -> Answer:
     """Start a session that shares the history up to a version."""
     if call.token.root_id == call.session.id:
-        raise Refusal("forbidden", "the fork of a root is another tree, which the token lacks")
+        raise Refusal("forbidden", "a fork of a root is a new tree, which the token does not reach")
     version = _number(call.path["version"])
     forked = await call.acting.fork(version, name=call.body.name or None)
     return see_other(_page(call, forked.id))
@@ -173,14 +173,14 @@ async def fork_form(call: Call) -> Answer:
 
 @routes.form("/sessions/{id}/checkpoints/{version}/rewind", RewindForm, on=VERSION_PAGE)
 async def rewind_form(call: Call) -> Answer:
-    """Go on from an older version; the page of the rewind lists the effects that still stand."""
+    """Continue from an older version; the rewind's page lists the effects that were not undone."""
     if call.body.agreed != "yes":
         raise Refusal("invalid_request", "tick the box to confirm the rewind", pointer="agreed")
     version, info = _number(call.path["version"]), await call.session.info()
     if info.version != call.body.expected_version:
         raise Refusal(
             "version_conflict",
-            f"the session is at version {info.version}, and the page was made at version "
+            f"the session is at version {info.version}, and the page was loaded at version "
             f"{call.body.expected_version}; look at it again",
         )
     tools = list(call.context.options.tools.values())

@@ -11,7 +11,7 @@ from .events import place_in_all
 
 routes = Pages()
 HOURS = 24
-# A refused write is no event.
+# A refused write is not an event.
 POLL_MS = 1_000
 
 

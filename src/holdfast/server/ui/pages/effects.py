@@ -23,19 +23,19 @@ NOTE_CHARACTERS_MAX = 2_000
 
 
 class EffectsQuery(ListQuery):
-    """Which effects."""
+    """Which effects to list."""
 
     status: EffectStatus | Literal[""] = ""
 
 
 class EffectQuery(PageQuery):
-    """Whether the tool was just asked, and could not tell."""
+    """Whether the tool has just checked and could not tell."""
 
     verified: Literal["", "unknown"] = ""
 
 
 class ResolveForm(Form):
-    """What became of an effect, and how that is known."""
+    """The outcome of an effect, and how it is known."""
 
     subject = "result"
 
@@ -69,7 +69,7 @@ async def session_effects_page(call: Call) -> View:
 
 @routes.page("/in-doubt", ListQuery, is_store_wide=True)
 async def in_doubt_page(call: Call) -> View:
-    """Show the effects whose outcome is unknown, those that wait longest first."""
+    """Show the effects whose outcome is unknown, oldest first."""
     limit = page_size(call)
     found = await call.store.effects(status="unknown", after=place_of(call) or 0, limit=limit)
     cursor = next_cursor(found, limit, "number")
@@ -118,7 +118,7 @@ EFFECT_PAGE = Around(effect_page, lambda _: EffectQuery())
 
 @routes.form("/effects/{id}/resolve", ResolveForm, on=EFFECT_PAGE)
 async def resolve_form(call: Call) -> Answer:
-    """Decide what became of an effect in doubt; who decided, and why, is recorded."""
+    """Resolve an effect in doubt; who decided, and why, is recorded."""
     effect, body = await reached_effect(call), call.body
     verdict = (
         Landed(json_field(call, body.result, "result")) if body.verdict == "landed" else NotLanded()
@@ -129,7 +129,7 @@ async def resolve_form(call: Call) -> Answer:
 
 @routes.form("/effects/{id}/verify", Form, on=EFFECT_PAGE)
 async def verify_form(call: Call) -> Answer:
-    """Let the tool's own hook look whether an effect in doubt has happened."""
+    """Let the tool's own hook check whether an effect in doubt happened."""
     effect = await reached_effect(call)
     tools = list(call.context.options.tools.values())
     verified = await call.acting_store.verify(effect.id, tools)

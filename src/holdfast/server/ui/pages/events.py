@@ -17,7 +17,7 @@ from ..views import HEADERS, ListQuery, PageQuery, Pages, View, page_size
 
 routes = Pages()
 EVENTS_PER_READ = 500
-# How many events a page looks at for those that match.
+# How many events a page examines to find those that match.
 LOOKED_AT_MAX = 2_000
 EXPORTED_MAX = 10_000
 JSON_LINES = "application/x-ndjson"
@@ -71,7 +71,7 @@ async def events_page(call: Call) -> View:
 
 
 def _commands(query: EventsQuery) -> Commands:
-    """Return how the same events are had without a browser, or those of the tree over the API."""
+    """Return how to get the same events without a browser; over the API, those of the tree."""
     path = f"/sessions/{quote(query.session, safe='')}/feed" if query.session else "/feed"
     kinds = tuple(each for each in EVENT_KINDS if query.kind and each.startswith(query.kind))
     path = api_path(path, kinds=",".join(kinds))
@@ -85,7 +85,7 @@ def _commands(query: EventsQuery) -> Commands:
 
 @routes.page("/events/export", ExportQuery, is_store_wide=True)
 async def export_page(call: Call) -> Answer:
-    """Send the newest events that match, one JSON object a line, newest first."""
+    """Send the newest matching events, one JSON object per line, newest first."""
     lines, looked_at = [], 0
     async for event in _newest_first(call):
         looked_at += 1
@@ -127,13 +127,15 @@ async def _newest_first(call: Call) -> AsyncIterator[Event]:
 
 
 def place_in_all(call: Call) -> tuple[str, int] | None:
-    """Return the place in a list of all trees that the request's cursor stands for."""
+    """Return the place in a list of all trees that the request's cursor encodes."""
     cursor = getattr(call.query, "cursor", None)
     if cursor is None:
         return None
     position, _, root_id = cursor.partition(" ")
     if not (position.isascii() and position.isdecimal() and int(position[:17]) > 0 and root_id):
-        raise Refusal("invalid_request", "the cursor is not one of this list", pointer="cursor")
+        raise Refusal(
+            "invalid_request", "the cursor does not belong to this list", pointer="cursor"
+        )
     return root_id, int(position[:17])
 
 

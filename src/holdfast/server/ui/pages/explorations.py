@@ -28,18 +28,18 @@ from ..templates import Commands
 from ..views import ListQuery, Pages, View, page_size
 
 routes = Pages()
-# How much is read of an exploration to draw it: steps, and steps that found something.
+# How much of an exploration is read to draw it: steps, and steps that found something.
 EDGES, FINDINGS = 2_500, 200
 VIOLATIONS = 10
-# What is shown of a path, and of what leads out of a state.
+# How many steps are shown of a path, and of those that leave a state.
 PATH_STEPS, LEADS = 30, 12
-# Steps of an exploration are no events.
+# Steps of an exploration are not events.
 POLL_MS, CALM_POLL_MS = 1_000, 5_000
 
 
 @dataclass(frozen=True, slots=True)
 class StateRow:
-    """A state, what led there, and what differs from where that began."""
+    """A state, the step that led to it, and what that step changed."""
 
     number: int
     state: State
@@ -57,12 +57,12 @@ class Told:
     path: list[tuple[Step, list[str]]]
     left_out: int
     others: int
-    """In how many other states the same is violated."""
+    """The number of other states with the same violation."""
 
 
 @routes.page("/explorations", ListQuery, is_store_wide=True)
 async def explorations_page(call: Call) -> View:
-    """Show explorations, the newest first."""
+    """Show explorations, newest first."""
     limit = page_size(call)
     found = await _explorations(call).newest(before=place_of(call), limit=limit)
     cursor = next_cursor(found, limit, "number")
@@ -79,7 +79,7 @@ async def explorations_page(call: Call) -> View:
 
 @routes.page("/explorations/{id}", ListQuery)
 async def exploration_page(call: Call) -> View:
-    """Show an exploration: what it found, its states as a picture, and what each looks like."""
+    """Show an exploration: its violations, a picture of its states, and their observations."""
     session = await call.context.sessions.find(call.path["id"], call.token)
     info = await _explorations(call).get(session)
     journal: Journal[Async] = journal_of(session)
@@ -129,20 +129,20 @@ def _explorations(call: Call) -> Explorations[Async]:
 
 
 async def _look(found: OutlinedExploration, journal: Journal[Async], wanted: set[str]) -> None:
-    """Read what some states look like."""
+    """Read the observations of some states."""
     if wanted:
         found.look(await journal.given_states(sorted(wanted)))
 
 
 def _seen(graph: StateGraph, shown: Sequence[State], told: Sequence[Violation]) -> set[str]:
-    """Return the states of which the page tells what they look like."""
+    """Return the states whose observations the page needs."""
     along = [each for one in told for each in states_along(graph, one.path)[-PATH_STEPS - 1 :]]
     parents = [each.found_by.from_id for each in shown if each.found_by is not None]
     return {*parents, *(each.id for each in (*shown, *along))}
 
 
 def _told(graph: StateGraph, violation: Violation, counts: Counter[str]) -> Told:
-    """Return a violation with the end of its path, as far as what it changed is known."""
+    """Return a violation with the end of its path, and the changes as far as they are known."""
     states, path = states_along(graph, violation.path), list(violation.path)
     ends = [_changes(before, after) for before, after in pairwise(states)]
     ends += [[]] * (len(path) - len(ends))

@@ -1,4 +1,4 @@
-"""What tells open pages that they may have changed."""
+"""The feeds that notify open pages that they may have changed."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ routes = Endpoints()
 
 
 class ChangeFrames(Frames[None]):
-    """Tells that there was a change, and not which."""
+    """Reports that there was a change, but not which."""
 
     def _told(self) -> Iterator[dict[str, Any]]:
         yield {"type": "change"}
 
 
 class Changes:
-    """A follower that tells only that there was something."""
+    """A follower that reports only that there was a change."""
 
     def __init__(self, follower: Follower) -> None:
         self._follower = follower
@@ -32,7 +32,7 @@ class Changes:
         self.close = follower.close
 
     async def next(self) -> Frames[Any] | None:
-        """Return that there was a change; None now and then."""
+        """Return that there was a change, or None at intervals."""
         found = await self._follower.next()
         return None if found is None else ChangeFrames(None, found.place)
 
@@ -41,7 +41,7 @@ class Changes:
     "GET", "/ui/sessions/{id}/live", "read", query=FeedQuery, is_hidden=True, is_followed=True
 )
 async def follow_tree(call: Call) -> Any:
-    """Tell of each change in a session's tree from now on."""
+    """Report each change in a session's tree from now on."""
     found = await tree_feed(call)
     return Following(Changes(found.follower)) if isinstance(found, Following) else found
 
@@ -50,7 +50,7 @@ async def follow_tree(call: Call) -> Any:
     "GET", "/ui/live", "read", is_hidden=True, is_followed=True, is_store_wide=True
 )  # fmt: skip
 async def follow_everything(call: Call) -> Following:
-    """Tell of each change in any tree from now on."""
+    """Report each change in any tree from now on."""
     return Following(Alone(_changes(call.store, await call.store.last_cursor())))
 
 
@@ -58,5 +58,5 @@ async def _changes(store: AsyncStore, cursor: str) -> AsyncGenerator[Frames[Any]
     following: Any = store.follow_all(after=cursor)
     async with contextlib.aclosing(following) as events:
         async for _ in events:
-            # Nobody goes on after a place: a page that was away is asked for again.
+            # Nothing continues after a place: a page that was disconnected is loaded again.
             yield ChangeFrames(None, "0")

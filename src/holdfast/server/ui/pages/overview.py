@@ -1,4 +1,4 @@
-"""The first page: what runs, what waits, and what needs a decision."""
+"""The first page: what is running, what is waiting, and what needs a decision."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COUNTED = 100
 
 @routes.page("/")
 async def overview_page(call: Call) -> View | Answer:
-    """Show what runs, what waits, and what needs a decision."""
+    """Show what is running, what is waiting, and what needs a decision."""
     store, base = call.store, call.context.options.base_path
     if call.token.root_id is not None:
         return see_other(f"{base}/ui/sessions")

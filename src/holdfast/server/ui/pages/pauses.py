@@ -25,7 +25,7 @@ Place = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 
 
 class PausesQuery(ListQuery):
-    """Which pauses."""
+    """Which pauses to list."""
 
     state: PauseState | Literal["any"] = "waiting"
     reason: PauseReason | Literal[""] = ""
@@ -33,14 +33,14 @@ class PausesQuery(ListQuery):
 
 
 class PeersQuery(PageQuery):
-    """Before which call, and before which pause."""
+    """The call and the pause before which to continue the lists."""
 
     calls_before: Place | None = None
     pauses_before: Place | None = None
 
 
 class DecideForm(Form):
-    """What was decided, and why."""
+    """The decision, and its reason."""
 
     verdict: Literal["approve", "reject"]
     note: Annotated[str, msgspec.Meta(max_length=NOTE_CHARACTERS_MAX)] = ""
@@ -48,7 +48,7 @@ class DecideForm(Form):
 
 @routes.page("/pauses", PausesQuery, is_store_wide=True)
 async def pauses_page(call: Call) -> View:
-    """Show what sessions wait for, those that wait longest first."""
+    """Show what sessions wait for, longest wait first."""
     query, limit = call.query, page_size(call)
     asked: dict[str, Any] = {
         "state": None if query.state == "any" else query.state,
@@ -75,7 +75,7 @@ async def pauses_page(call: Call) -> View:
 
 @routes.page("/pauses/{id}")
 async def pause_page(call: Call) -> View:
-    """Show a pause with what came so far; one that waits for a person can be decided."""
+    """Show a pause with its answers so far; one that waits for a person can be decided."""
     pause = await reached_pause(call)
     session = await call.store.find_session(pause.session_id)
     calls = [] if pause.reason != "peers" else await session.asks(last=SHOWN)

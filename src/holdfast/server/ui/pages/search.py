@@ -1,4 +1,4 @@
-"""Finding what is kept by what people have of it: an id, how it begins, a number."""
+"""Searching by an id, the beginning of an id, or a number."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SearchQuery(PageQuery):
 
 @routes.page("/search", SearchQuery)
 async def search_page(call: Call) -> View | Answer:
-    """Show what has an id that begins with a text, or a number; go there if it is the only one."""
+    """Show what has this id, prefix of an id or number; redirect if there is only one match."""
     text = call.query.q.strip()[:TEXT_MAX]
     sessions = await _sessions(call, text) if text else []
     places = [("sessions", each.id) for each in sessions]
@@ -64,7 +64,7 @@ async def _sessions(call: Call, text: str) -> list[SessionInfo]:
 
 
 async def _keys(call: Call, text: str) -> list[tuple[str, str]]:
-    """Return keys of a tree, if the text is a session and how they begin."""
+    """Return keys of a tree, if the text is a session's id and a prefix of keys."""
     id, _, prefix = text.partition(" ")
     try:
         session = await call.store.find_session(id)
@@ -77,7 +77,7 @@ async def _keys(call: Call, text: str) -> list[tuple[str, str]]:
 
 
 async def _others(call: Call, text: str) -> list[tuple[str, str, tuple[str, ...]]]:
-    """Return what else has this id, the beginning of this id, or this number."""
+    """Return other things that have this id, prefix of an id, or number."""
     store = call.store
     wanted: dict[str, tuple[str, Callable[[str], Awaitable[Any]]]] = {
         "effect": ("effects", store.find_effect),

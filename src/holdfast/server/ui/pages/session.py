@@ -1,4 +1,4 @@
-"""One session: what it is, its tree, and its conversation."""
+"""One session: its facts, its tree, and its conversation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Version = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 
 class TranscriptQuery(PageQuery):
-    """Which conversation, and how much of it."""
+    """Which conversation to show, and how much of it."""
 
     version: Version = 0
     channel: str = ""
@@ -57,7 +57,7 @@ async def session_view(
 
 @routes.page("/sessions/{id}")
 async def session_page(call: Call) -> View:
-    """Show a session and the tree that it stands in."""
+    """Show a session and its tree."""
     root_id = call.session.root_id
     members = await call.store.sessions(root=root_id, limit=TREE_MAX + 1)
     spent = await call.session.spent(tree=True)
@@ -82,7 +82,7 @@ async def session_page(call: Call) -> View:
 
 
 def _nested(members: list[SessionInfo], root_id: str) -> list[tuple[SessionInfo, int]]:
-    """Return the sessions of a tree, each below its parent, with how deep it stands."""
+    """Return the sessions of a tree, each below its parent, with its depth."""
     below: dict[str | None, list[SessionInfo]] = {}
     for each in members:
         below.setdefault(None if each.id == root_id else each.parent_id, []).append(each)

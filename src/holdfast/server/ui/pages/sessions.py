@@ -18,7 +18,7 @@ CHILDREN_COUNTED = 100
 
 
 class SessionsQuery(ListQuery):
-    """Which sessions."""
+    """Which sessions to list."""
 
     status: Status | Literal[""] = ""
     agent: str = ""
@@ -41,7 +41,7 @@ async def session_rows(
 
 @routes.page("/sessions", SessionsQuery)
 async def sessions_page(call: Call) -> View:
-    """Show sessions, the newest first."""
+    """Show sessions, newest first."""
     query, limit, root = call.query, page_size(call), call.token.root_id
     given: dict[str, Any] = {"status": query.status or None, "agent": query.agent or None}
     found = await call.store.sessions(

@@ -1,4 +1,4 @@
-"""What was spent on models."""
+"""Money spent on models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ routes = Pages()
 
 
 class SpendQuery(ListQuery):
-    """By what it is summed."""
+    """How to group spend."""
 
     by: Literal["model", "session", "day"] = "model"
 

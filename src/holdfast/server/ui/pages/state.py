@@ -40,21 +40,21 @@ Sequence = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 
 class StateQuery(ListQuery):
-    """At which sequence, and keys that begin with what."""
+    """The sequence to show, and the prefix of keys."""
 
     at: Sequence | None = None
     prefix: str = ""
 
 
 class KeyDiffQuery(PageQuery):
-    """Which two sequences; the second is the newest if it is not given."""
+    """The two sequences to compare; the second is by default the newest."""
 
     a: Sequence
     b: Sequence | None = None
 
 
 class SetForm(Form):
-    """A value as JSON, why, and the version that the page showed; 0 if the key did not exist."""
+    """A value as JSON, a reason, and the version that the page showed; 0 for a missing key."""
 
     subject = "value"
 
@@ -64,7 +64,7 @@ class SetForm(Form):
 
 
 class RestoreForm(Form):
-    """Which sequence had the value, why, and the version that the page showed."""
+    """The sequence that had the value, a reason, and the version that the page showed."""
 
     sequence: Sequence
     expected_version: Sequence
@@ -115,7 +115,7 @@ async def state_page(call: Call) -> View:
 
 
 def _read_by(id: str, at: int | None, prefix: str) -> str:
-    """Return the address that has what the page shows; that of the page, if no other has both."""
+    """Return the API's address for what the page shows, or else the page's own as JSON."""
     of_session = f"/sessions/{quote(id, safe='')}/state"
     if not prefix:
         return api_path(of_session, at_sequence=at)
@@ -126,7 +126,7 @@ def _read_by(id: str, at: int | None, prefix: str) -> str:
 
 @routes.page("/sessions/{id}/state/{key}", ListQuery)
 async def key_page(call: Call) -> View:
-    """Show a key: its value and who left each part of it, and what each change differs in."""
+    """Show a key: its value, who wrote each part of it, and what each change changed."""
     key, limit, state = call.path["key"], page_size(call), call.session.state
     found = await state.history(key, before=place_of(call), limit=limit + 1)
     if not found:
@@ -201,7 +201,7 @@ async def restore_form(call: Call) -> Answer:
 
 
 async def _set(call: Call, value: Any) -> Answer:
-    """Set the key of the path; if somebody was first, a person sees both values."""
+    """Set the key of the path; if another writer was first, the page shows both values."""
     key, reason = call.path["key"], call.body.reason
     given = {"if_version": call.body.expected_version, "reason": reason}
     try:
@@ -214,7 +214,7 @@ async def _set(call: Call, value: Any) -> Answer:
 
 
 async def _conflict(call: Call, key: str, value: Any, reason: str) -> View:
-    """Return the page that shows what is there now beside what was meant, to be sent again."""
+    """Return the page that shows the current value and the intended one, to be sent again."""
     current = await call.session.state.entry(key)
     view = await session_view(
         call,
@@ -229,7 +229,7 @@ async def _conflict(call: Call, key: str, value: Any, reason: str) -> View:
         reason=reason,
         diff=compare(_document(current, key), {key: value}),
     )
-    # The address is that of a form.
+    # The request's own address is that of a form.
     view.place, view.live, view.commands = _place(call), None, None
     return view
 

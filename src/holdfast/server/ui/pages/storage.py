@@ -1,4 +1,4 @@
-"""How large the store is, what retention keeps, and when it was pruned."""
+"""The size of the store, what retention keeps, and when it was pruned."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PRUNES = 10
 
 @routes.page("/storage", is_store_wide=True)
 async def storage_page(call: Call) -> View:
-    """Show how large the store is, and what is kept for how long."""
+    """Show the size of the store, and what is kept for how long."""
     store = call.store
     size = await store.size()
     number = int((await store.audit.head()).partition(":")[0])

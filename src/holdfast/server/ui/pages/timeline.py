@@ -1,4 +1,4 @@
-"""The events of a tree as lanes, and what it was like at any moment; two moments compared."""
+"""The events of a tree as lanes, the tree at any moment, and two moments compared."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .session import session_view
 routes = Pages()
 EVENTS = 200
 LANES_MAX = 40
-# How far to look for the sequence of the shared state where nothing near tells it.
+# How far to search for the sequence of the shared state if no event nearby has it.
 LOOK_EVENTS, LOOKS = 1_000, 3
 # Of two moments, so many keys are read alone; where more were changed, the whole state is.
 BETWEEN_MAX, KEYS_MAX = 500, 20
@@ -30,14 +30,14 @@ Look = Literal["checkpoint", "state", "effect", "doubt", "session", "other"]
 
 
 class TimelineQuery(PageQuery):
-    """Which moment, and the last event that is drawn."""
+    """The moment to show, and the last event to draw."""
 
     at: Position | None = None
     until: Position | None = None
 
 
 class MomentsQuery(PageQuery):
-    """Which two moments."""
+    """The two moments to compare."""
 
     a: Position
     b: Position
@@ -56,11 +56,11 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What a tree was like after an event."""
+    """A tree as it was after an event."""
 
     event: Event
     sequence: int | None
-    """Of the shared state; None if nothing near tells it."""
+    """Of the shared state; None if no event nearby has it."""
     versions: dict[str, int]
     """Of the sessions that are drawn."""
 
@@ -129,7 +129,7 @@ def _look(kind: str) -> Look:
 
 
 def words_of(event: Event) -> str:
-    """Return an event in a few words."""
+    """Return a short description of an event."""
     data = event.data if isinstance(event.data, dict) else {}
     what = event.kind.replace("_", " ")
     match event.kind:
@@ -146,7 +146,7 @@ def words_of(event: Event) -> str:
 
 
 async def _moment(call: Call, events: Sequence[Event], at: int) -> Moment:
-    """Return what the tree was like after the event at a position."""
+    """Return the tree as it was after the event at a position."""
     before = [each for each in events if each.position <= at]
     after = [each for each in events if each.position > at]
     sequence = await _sequence(call, before, after)
@@ -161,14 +161,14 @@ async def _moment(call: Call, events: Sequence[Event], at: int) -> Moment:
 
 
 async def _sequence(call: Call, before: Sequence[Event], after: Sequence[Event]) -> int | None:
-    """Return the sequence of the shared state between two rows of events."""
+    """Return the sequence of the shared state between two series of events."""
     if not await call.session.state.version():
         return 0
     for _ in range(LOOKS):
         for event in reversed(before):
             if (found := await _told(call, event)) is not None:
                 return found
-        # What the next mutation has found is what there was.
+        # The next mutation is based on the state that we are looking for.
         for event in after:
             if event.kind == "state_changed" and "sequence" in event.data:
                 return int(event.data["sequence"]) - 1
@@ -182,7 +182,7 @@ async def _sequence(call: Call, before: Sequence[Event], after: Sequence[Event])
 
 
 async def _told(call: Call, event: Event) -> int | None:
-    """Return the sequence that an event tells: that of a mutation, or what a version was with."""
+    """Return the sequence in an event: that of a mutation, or the one saved with a version."""
     if event.kind == "state_changed":
         sequence: int | None = event.data.get("sequence")
         return sequence

@@ -1,4 +1,4 @@
-"""The work board: what waits, what runs, what failed; retry, cancel and redrive."""
+"""The work board: what is waiting, running or failed; retry, cancel and redrive."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from ..views import ListQuery, PageQuery, Pages, View, page_size, see_other
 routes = Pages()
 REASON_CHARACTERS_MAX = 1_000
 COUNTED = 1_000
-# Claims and heartbeats are no events.
+# Claims and heartbeats are not events.
 POLL_MS = 1_000
 
 
 class WorkQuery(ListQuery):
-    """Which items."""
+    """Which items to list."""
 
     status: WorkStatus | Literal[""] = ""
     type: str = ""
@@ -34,7 +34,7 @@ class WorkQuery(ListQuery):
 
 
 class ReleaseForm(Form):
-    """Why, and the fence of the holder that the reader has seen."""
+    """The reason, and the fence of the holder that the reader has seen."""
 
     reason: Annotated[str, msgspec.Meta(min_length=1, max_length=REASON_CHARACTERS_MAX)]
     fence: int
@@ -42,7 +42,7 @@ class ReleaseForm(Form):
 
 @routes.page("/work", WorkQuery, is_store_wide=True)
 async def work_page(call: Call) -> View:
-    """Show work items, the newest first, and how many there are of each type."""
+    """Show work items, newest first, and how many there are of each type."""
     query, limit = call.query, page_size(call)
     asked: dict[str, Any] = {
         name: getattr(query, name) or None for name in ("status", "type", "queue")
@@ -96,7 +96,7 @@ ITEM_PAGE = Around(item_page, lambda _: PageQuery())
 
 @routes.form("/work/{id}/retry", Form, on=ITEM_PAGE)
 async def retry_form(call: Call) -> Answer:
-    """Make a pending item ready that waits for its time or for review."""
+    """Make an item ready at once that is scheduled for later or waits for review."""
     item = await call.store.work.retry((await _found(call)).id)
     return _page(call, item.id)
 

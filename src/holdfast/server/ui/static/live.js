@@ -1,9 +1,9 @@
-// Keeps a page current: when its feed tells of a change, the page is asked for again, and the
-// regions that differ are exchanged. Everything that is shown is made on the server.
+// Keeps a page current: when its feed reports a change, the page is fetched again, and the
+// regions that differ are replaced. Everything that is shown is rendered on the server.
 
-/** How long changes are collected before the page is asked for again. */
+/** How long changes are collected before the page is fetched again. */
 const COLLECT_MS = 150;
-/** How long to wait before a feed that was lost is opened again: from, and at most. */
+/** How long to wait before a lost feed is opened again: at first, and at most. */
 const RETRY_MS = [500, 10_000];
 /** The status is spoken at most this often. */
 const SPEAK_MS = 5_000;
@@ -35,7 +35,7 @@ function speak(/** @type {string} */ text) {
   spoken.textContent = text;
 }
 
-/** What a row says, but for its ages, which change by themselves. */
+/** The text of a row, without ages, which change by themselves. */
 function told(/** @type {Element} */ row) {
   const cells = [...row.querySelectorAll("td, th")];
   return cells.filter((each) => !each.querySelector("time")).map((each) => each.textContent).join();
@@ -56,7 +56,7 @@ function choices(/** @type {Element} */ region) {
   return [...region.querySelectorAll(CHOICES)].map((each) => [selector(each), each.checked]);
 }
 
-/** What the server has sent for a region: without what the reader has opened, and without marks. */
+/** A region as the server sent it: without what the reader has opened, and without marks. */
 function sent(/** @type {Element} */ region) {
   const copy = region.cloneNode(true);
   for (const each of copy.querySelectorAll("[open], .changed")) {
@@ -67,7 +67,7 @@ function sent(/** @type {Element} */ region) {
   return copy.outerHTML;
 }
 
-/** Exchange the regions that differ, and keep what the reader has opened and chosen. */
+/** Replace the regions that differ, and keep what the reader has opened and chosen. */
 function exchange(/** @type {Document} */ fresh) {
   let changes = 0;
   for (const region of document.querySelectorAll("[data-region]")) {
@@ -101,7 +101,7 @@ function exchange(/** @type {Document} */ fresh) {
   return changes;
 }
 
-/** Whether what has changed is told, or looked for. */
+/** Whether changes are reported by a feed, or polled for. */
 function isFollowed() {
   return !place || feed?.readyState === EventSource.OPEN;
 }
@@ -135,7 +135,7 @@ async function refresh() {
       if (place) later(RETRY_MS[1]);
     }
   } catch {
-    // A feed that is opened again asks for the page by itself.
+    // A feed that is opened again fetches the page by itself.
     stale = isFollowed();
     if (!paused) show("Reconnecting…");
   } finally {
@@ -160,7 +160,7 @@ function follow() {
     feed.close();
     feed = null;
     show("Reconnecting…");
-    // Who is no longer signed in is told so by the page, not by its feed.
+    // The page, not its feed, tells a reader who is no longer signed in.
     setTimeout(() => { if (!paused && !document.hidden && feed === null) { follow(); later(0); } },
       retry * (0.5 + Math.random() / 2));
     retry = Math.min(retry * 2, RETRY_MS[1]);

@@ -1,4 +1,4 @@
-// Moves through a history: the page of each moment is asked for, and its regions are shown.
+// Moves through a history: the page of each moment is fetched, and its regions are shown.
 // Without this module the same form is sent with its button.
 
 /** How long each moment is shown while the history is played, at speed 1. */
@@ -83,7 +83,7 @@ if (form && range) {
     const mark = event.target.closest("[data-position]");
     if (mark) { range.value = mark.dataset.position; show(); }
   });
-  // The history has grown: who looks at the newest moment stays there.
+  // The history has grown: a reader at the newest moment stays there.
   document.addEventListener("refreshed", (event) => {
     const fresh = event.detail.querySelector("form[data-scrubber]");
     if (!fresh || "isNewest" in form.dataset !== "isNewest" in fresh.dataset) return;
