@@ -1,5 +1,5 @@
 -- hf_worlds             one row per session that a world or an exploration writes to: what was
---                       explored (settings), the rollback that is under way (intent), which a
+--                       explored (settings), the rollback in progress (intent), which a
 --                       process that opens the world again finishes, and how far an exploration
 --                       has come, so that a list reads nothing else
 -- hf_world_checkpoints  checkpoints from which another process can restore all systems of the world

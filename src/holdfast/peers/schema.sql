@@ -1,6 +1,6 @@
 -- hf_asks       one row per request to another agent. It is written before the request is sent, so no
 --               answer can precede it; its number is the order of dispatch. The work of the peer is a
---               session with the same id. An ask without a session was made by a caller that is none.
+--               session with the same id. An ask without a session was made by another caller.
 --               It is open until it has an answer, which is stored once: whatever comes later is kept
 --               in `late` and changes nothing. pause_number is the pause that collects the answer,
 --               NULL until the session pauses. route is NULL if the row itself is the delivery: a

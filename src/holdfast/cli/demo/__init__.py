@@ -98,7 +98,7 @@ def _play(
 
 
 def _show(url: str, port: int, *, as_json: bool) -> None:
-    """Serve the store, in which agents go on, until a signal comes."""
+    """Serve the store, in which agents keep working, until a signal arrives."""
     from ...store import open
     from . import scene
 
@@ -109,7 +109,7 @@ def _show(url: str, port: int, *, as_json: bool) -> None:
 
 
 def _commands(store: Store, url: str, id: str, before: int, after: int) -> list[tuple[str, str]]:
-    """Return commands that show what became of a trip, each with what it shows."""
+    """Return commands that show the result of a trip, each with a description."""
     charge = store.effects(session=id)[-1]
     wanted = {
         "What its tools did": f"effects list --session {id}",
@@ -124,7 +124,7 @@ def _commands(store: Store, url: str, id: str, before: int, after: int) -> list[
 
 
 def _program() -> str:
-    """Return how this command line can be called again from where it was called."""
+    """Return the program by which this command line can be run again."""
     if shutil.which("holdfast"):
         return "holdfast"
     called = Path(sys.argv[0])

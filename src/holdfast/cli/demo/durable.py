@@ -1,7 +1,7 @@
 """The agent that the demo kills: a loop of `holdfast.agent`, with its session in a store.
 
 It runs as `python -m holdfast.cli.demo.durable TRIP NUMBER PORT DIRECTORY POINT`, with the store
-in HOLDFAST_URL, finishes what an earlier process of the trip began, and stands still at the point.
+in HOLDFAST_URL, finishes what an earlier process of the trip began, and stops at the point.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .trip import CHARGE, SYSTEM, destination, make_tools, model, wish
 
 
 class Probe(CrashPoints):
-    """Knows, by the store's own statements, how far the charge has come."""
+    """Determines from the store's own statements how far the charge has come."""
 
     def __init__(self, stand: Stand) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Probe(CrashPoints):
         self.is_charging = False
 
     def visit(self, point: Any) -> None:
-        """Stand still before the intent's first statement, or behind the commit that is meant."""
+        """Stop before the intent's first statement, or after the chosen commit."""
         if point.boundary == "commit" and point.moment == "after":
             for reached in self._reached:
                 self._stand.reach(reached)
@@ -46,7 +46,7 @@ class Probe(CrashPoints):
 
 
 def report(progress: object, probe: Probe) -> None:
-    """Tell the demo what the agent's loop tells."""
+    """Report the progress of the agent's loop to the demo."""
     match progress:
         case Resumed():
             tell("began", messages=progress.messages, dangling_calls=progress.dangling_calls)
@@ -62,7 +62,7 @@ def report(progress: object, probe: Probe) -> None:
 
 
 def main(trip: str, number: str, port: str, directory: str, point: str) -> None:
-    """Plan the trip, or go on with it."""
+    """Plan the trip, or continue planning it."""
     stand = Stand(point)
     probe = Probe(stand)
     place = destination(int(number))
@@ -74,7 +74,7 @@ def main(trip: str, number: str, port: str, directory: str, point: str) -> None:
             model(place),
             tools=make_tools(trip, Payments(int(port)), Path(directory), stand),
             system=SYSTEM,
-            # One process at a time has this name, so it takes over from its dead self at once.
+            # Only one process at a time has this name, so it takes over from a dead one at once.
             instance=f"demo-{trip}",
             on_progress=lambda progress: report(progress, probe),
         )
