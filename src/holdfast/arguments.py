@@ -61,7 +61,7 @@ def require_new_id(label: str, id: object, most: int = NAME_CHARACTERS_MAX) -> s
     In a path these two are not names but steps: whatever has such an id has no URL.
     """
     if isinstance(id, str) and id in {".", ".."}:
-        raise InvalidArgument(f"{label} must not be {id!r}, which cannot be part of a URL")
+        raise InvalidArgument(f"{label} must not be {shown(id)}, which cannot be part of a URL")
     return require_text(label, id, most)
 
 
