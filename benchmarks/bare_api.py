@@ -19,7 +19,7 @@ from .keepers import Message, Place
 from .registers import ADD_EVENT, ApswRegister, PsycopgRegister, SqlRegister
 
 TABLES = """
-CREATE TABLE session (id TEXT PRIMARY KEY, version BIGINT NOT NULL, position BIGINT NOT NULL);
+CREATE TABLE thread (id TEXT PRIMARY KEY, version BIGINT NOT NULL, position BIGINT NOT NULL);
 CREATE TABLE checkpoint (
     session_id TEXT, version BIGINT, channel TEXT NOT NULL, items TEXT NOT NULL,
     created_at BIGINT NOT NULL, PRIMARY KEY (session_id, version)
@@ -29,11 +29,11 @@ CREATE TABLE item (
     output TEXT, holder TEXT, fence BIGINT NOT NULL, lease_until BIGINT, created_at BIGINT NOT NULL
 );
 CREATE INDEX item_ready ON item (priority DESC, created_at) WHERE state = 'pending';
-INSERT INTO session VALUES ('root', 0, 1000000000);
+INSERT INTO thread VALUES ('root', 0, 1000000000);
 """
-READ_SESSION = "SELECT version, position FROM session WHERE id = 'root'"
+READ_THREAD = "SELECT version, position FROM thread WHERE id = 'root'"
 ADD_CHECKPOINT = "INSERT INTO checkpoint VALUES ('root', $1, $2, $3, $4)"
-MOVE_SESSION = "UPDATE session SET version = $1, position = $2 WHERE id = 'root'"
+MOVE_THREAD = "UPDATE thread SET version = $1, position = $2 WHERE id = 'root'"
 ADD_ITEM = "INSERT INTO item VALUES ($1, 'pending', 0, $2, NULL, NULL, 0, NULL, $3)"
 CLAIM = """
 UPDATE item SET state = 'in_progress', holder = $1, fence = fence + 1, lease_until = $2
@@ -88,10 +88,10 @@ def application(place: Place) -> Any:
             version, position = found[0][0] + 1, found[0][1] + 1
             yield ADD_CHECKPOINT, (version, part["channel"], json.dumps(part["items"]), now)
             yield ADD_EVENT, (position, json.dumps({"version": version}), now)
-            yield MOVE_SESSION, (version, position)
+            yield MOVE_THREAD, (version, position)
 
         with lock:
-            [(version, _)] = register.exchange([(READ_SESSION + register.locking, ())], write)
+            [(version, _)] = register.exchange([(READ_THREAD + register.locking, ())], write)
             return {"version": version + 1}
 
     @app.post("/submit")
