@@ -62,6 +62,7 @@ def application(place: Place) -> Any:
         register.exchange([], lambda _, text=text: [(text, ())] if text.strip() else [])  # type: ignore[misc]
     app, lock, numbers = FastAPI(), threading.Lock(), itertools.count()
     claim_text = CLAIM.format(skip="FOR UPDATE SKIP LOCKED" if place.path is None else "")
+    read_text = READ_THREAD + (" FOR NO KEY UPDATE" if place.path is None else "")
 
     @app.get("/get")
     def get() -> Any:
@@ -91,7 +92,7 @@ def application(place: Place) -> Any:
             yield MOVE_THREAD, (version, position)
 
         with lock:
-            [(version, _)] = register.exchange([(READ_THREAD + register.locking, ())], write)
+            [(version, _)] = register.exchange([(read_text, ())], write)
             return {"version": version + 1}
 
     @app.post("/submit")
