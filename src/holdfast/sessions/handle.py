@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 from ..dataclass import dataclass
 from ..errors import SessionNotFound
@@ -97,3 +97,20 @@ class SessionHandle(Handle[C]):
         if row is None or row["number"] != self.number:
             raise SessionNotFound(f"there is no session {self.id!r}", id=self.id)
         return row
+
+
+class SessionPart(Handle[C]):
+    """A handle of what belongs to one session; it travels as that session."""
+
+    def __init__(self, session: SessionHandle[C]) -> None:
+        super().__init__(session.runtime)
+        self._session = session
+
+    def _to_wire(self) -> tuple[Any, ...]:
+        """Return the session."""
+        return (self._session,)
+
+    @classmethod
+    def _from_wire(cls, runtime: Runtime, session: SessionHandle[Any]) -> Self:
+        """Return that of a session."""
+        return cls(session)

@@ -12,7 +12,7 @@ from ..errors import HoldfastError, VersionConflict
 from ..feed.latest import place_of
 from ..kernel.flow import Flow, Perform, perform, refuse_steps
 from ..kernel.operation import C, Call, Handle, Op, Row, operation, query, rows
-from ..sessions import SessionHandle
+from ..sessions import SessionHandle, SessionPart
 from ..sessions.rows import require_root
 from ..wire import travels
 from .records import StateConflict
@@ -159,21 +159,8 @@ class StoreConflicts(Handle[C]):
 
 
 @travels
-class ConflictLog(Handle[C]):
+class ConflictLog(SessionPart[C]):
     """The last version conflicts of a tree."""
-
-    def __init__(self, session: SessionHandle[C]) -> None:
-        super().__init__(session.runtime)
-        self._session = session
-
-    def _to_wire(self) -> tuple[Any, ...]:
-        """Return the session."""
-        return (self._session,)
-
-    @classmethod
-    def _from_wire(cls, runtime: Any, session: SessionHandle[Any]) -> ConflictLog[Any]:
-        """Return that of a session."""
-        return cls(session)
 
     @operation
     def add(self, fields: Mapping[str, Any], attempt: int, is_retried: bool) -> Op[None]:

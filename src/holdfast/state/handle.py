@@ -17,10 +17,10 @@ from ..arguments import (
 from ..errors import InvalidArgument, LimitExceeded, VersionConflict
 from ..feed.follow import EVENTS_PER_READ, POLL_SECONDS, POLL_SECONDS_MAX, Page, follow, page_of
 from ..kernel.flow import Flow, Stream, Wait, flow, invoke, perform, served, stream
-from ..kernel.operation import C, Handle, Op, large_query, operation, query, rows
+from ..kernel.operation import C, Op, large_query, operation, query, rows
 from ..kernel.signals import TREE_TOPIC
 from ..records import SessionRef
-from ..sessions import SessionHandle
+from ..sessions import SessionHandle, SessionPart
 from ..sessions.rows import require_root
 from ..wire import travels
 from . import read
@@ -61,7 +61,7 @@ SUMMARY_KEYS, SUMMARY_BYTES, SUMMARY_BYTES_MAX = 10, 2_000, 1_000_000
 
 
 @travels
-class State(Handle[C]):
+class State(SessionPart[C]):
     """The shared state of a session's tree; the same for every session in it.
 
     Every mutation is durable when its call returns: one event with the next sequence, and a new
@@ -69,18 +69,8 @@ class State(Handle[C]):
     """
 
     def __init__(self, session: SessionHandle[C]) -> None:
-        super().__init__(session.runtime)
-        self._session = session
+        super().__init__(session)
         self.root_id = session.root_id
-
-    def _to_wire(self) -> tuple[Any, ...]:
-        """Return the session."""
-        return (self._session,)
-
-    @classmethod
-    def _from_wire(cls, runtime: Any, session: SessionHandle[Any]) -> State[Any]:
-        """Return the state of a session."""
-        return cls(session)
 
     def __repr__(self) -> str:
         return f"<State of {self.root_id}>"

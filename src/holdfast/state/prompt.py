@@ -9,8 +9,8 @@ from ..checkpoints.diff import printable
 from ..codec import to_json
 from ..errors import InvalidArgument
 from ..formatting import plural
-from ..kernel.operation import Async, C, Handle, Op, Sync, query
-from ..sessions import SessionHandle
+from ..kernel.operation import Async, C, Op, Sync, query
+from ..sessions import SessionHandle, SessionPart
 from ..wire import travels
 from .handle import SUMMARY_BYTES, SUMMARY_KEYS, State
 from .records import StateSummary
@@ -20,21 +20,8 @@ RESULTS_HEADING = "## Child Results"
 
 
 @travels
-class ResumePrompt(Handle[C]):
+class ResumePrompt(SessionPart[C]):
     """The resume prompt of one session."""
-
-    def __init__(self, session: SessionHandle[C]) -> None:
-        super().__init__(session.runtime)
-        self._session = session
-
-    def _to_wire(self) -> tuple[Any, ...]:
-        """Return the session."""
-        return (self._session,)
-
-    @classmethod
-    def _from_wire(cls, runtime: Any, session: SessionHandle[Any]) -> ResumePrompt[Any]:
-        """Return that of a session."""
-        return cls(session)
 
     @query
     def text(self, answers: Mapping[str, Any] | None, max_keys: int, max_bytes: int) -> Op[str]:

@@ -20,10 +20,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from types import TracebackType
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import apsw
+
+from .closing import Closing
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -66,7 +67,7 @@ class Fault:
         return exception
 
 
-class FaultyDisk:
+class FaultyDisk(Closing):
     """A VFS that fails when told to; open databases with `vfs=disk.vfs_name`. Thread-safe."""
 
     def __init__(self, name: str | None = None, base: str = "") -> None:
@@ -75,17 +76,6 @@ class FaultyDisk:
         self._faults: list[Fault] = []
         self._lock = threading.Lock()
         self._vfs = _FaultyVFS(self, self.vfs_name, base)
-
-    def __enter__(self) -> FaultyDisk:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Unregister the VFS; close its connections first."""

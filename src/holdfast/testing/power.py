@@ -21,10 +21,11 @@ from dataclasses import dataclass, field
 from itertools import count
 from os.path import basename
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import apsw
+
+from .closing import Closing
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -71,7 +72,7 @@ class Image:
         return main
 
 
-class PowerLog:
+class PowerLog(Closing):
     """A VFS that records what SQLite asks of the disk; open databases with `vfs=log.vfs_name`."""
 
     def __init__(self, name: str | None = None, base: str = "") -> None:
@@ -80,17 +81,6 @@ class PowerLog:
         self._lock = threading.RLock()
         self._live: set[str] = set()
         self._vfs = _LoggingVFS(self, self.vfs_name, base)
-
-    def __enter__(self) -> PowerLog:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Unregister the VFS; close its connections first. The log stays readable."""

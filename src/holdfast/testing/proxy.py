@@ -19,9 +19,10 @@ import threading
 from collections import deque
 from collections.abc import Coroutine, Iterator
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, Literal, TypeAlias, TypeVar
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
+
+from .closing import Closing
 
 Moment: TypeAlias = Literal["before", "after", "before-late", "all-late"]
 
@@ -51,7 +52,7 @@ class Cut:
         return self.answer
 
 
-class PostgresProxy:
+class PostgresProxy(Closing):
     """A TCP proxy in front of the server of a postgresql:// URL; Unix sockets work too."""
 
     def __init__(self, dsn: str) -> None:
@@ -78,17 +79,6 @@ class PostgresProxy:
         self._thread.start()
         self.thaw()
         self._call(self._listen())
-
-    def __enter__(self) -> PostgresProxy:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Reset every connection and stop."""
