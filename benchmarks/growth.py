@@ -35,6 +35,8 @@ EXPONENT_MAX = 0.15
 FAST_REPEATS = 7
 SLOW_SECONDS = 0.1
 PAGE = 100
+# Pages so small that the smallest store fills them too: the time is that of the search.
+FULL_PAGE, SHORT_PAGE = 10, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +137,9 @@ SESSIONS: dict[str, Operation] = {
     "session.tree()": lambda f: f.session().tree(),
     "events(), last page": lambda f: f.store.events(BIG, after=f.size - PAGE),
     "latest_events()": lambda f: f.store.latest_events(),
-    "search_sessions()": lambda f: f.store.search_sessions(bulk.session_id(f.some())[:4]),
+    "search_sessions()": lambda f: f.store.search_sessions(
+        bulk.session_id(f.some())[:2], limit=SHORT_PAGE
+    ),
     "first write of a new process": Filled.first_write,
 }
 CHECKPOINTS: dict[str, Operation] = {
@@ -180,27 +184,27 @@ WORK: dict[str, Operation] = {
     "work.list()": lambda f: f.store.work.list(),
     **{
         f"work.list(status={status})": functools.partial(
-            lambda status, f: f.store.work.list(status=status), status
+            lambda status, f: f.store.work.list(status=status, limit=FULL_PAGE), status
         )
         for status in ("pending", "in_progress", "completed", "failed", "cancelled")
     },
     "work.list(type=), rare": lambda f: f.store.work.list(type=RARE),
     "work.list(type=, status=), rare": lambda f: f.store.work.list(type=RARE, status="pending"),
-    "work.list(queue=)": lambda f: f.store.work.list(queue=f.queue),
+    "work.list(queue=)": lambda f: f.store.work.list(queue=f.queue, limit=FULL_PAGE),
     "work.list(queue=), rare": lambda f: f.store.work.list(queue=RARE),
     "work.list(queue=, status=pending)": lambda f: f.store.work.list(
-        queue=f.queue, status="pending"
+        queue=f.queue, status="pending", limit=SHORT_PAGE
     ),
     "work.list(queue=, status=cancelled), rare": lambda f: f.store.work.list(
         queue=RARE, status="cancelled"
     ),
-    "work.list(holder=)": lambda f: f.store.work.list(holder=f.running.holder),
+    "work.list(holder=)": lambda f: f.store.work.list(holder=f.running.holder, limit=FULL_PAGE),
     "work.dead()": lambda f: f.store.work.dead(),
     "work.why(waiting)": lambda f: f.store.work.why(f.waiting.id),
     "work.why(running)": lambda f: f.store.work.why(f.running.id),
     "work.sweep(), nothing expired": lambda f: f.store.work.sweep(),
-    "work.health()": lambda f: f.store.work.health(),
-    "work.counts(at_most=)": lambda f: f.store.work.counts(finished=False, at_most=100),
+    "work.health()": lambda f: f.store.work.health(at_most=FULL_PAGE),
+    "work.counts(at_most=)": lambda f: f.store.work.counts(finished=False, at_most=FULL_PAGE),
 }
 GROUPS = {
     "sessions and events": SESSIONS,

@@ -67,7 +67,7 @@ def test_a_writer_measures_until_it_is_over(tmp_path: Path) -> None:
 def test_an_error_of_steady_work_is_not_hidden(
     postgres_dsn: str, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = steady.Plan(periods=1, period_seconds=0.2, settled_after=1)
+    plan = steady.Plan(periods=1, period_seconds=0.2, compared=1)
     with holdfast.open(postgres_dsn, namespace=namespace) as store:
         found = dict(steady.watched(plan, store, postgres_dsn, namespace))
         assert found["period 1"][steady.SIZE] > 0
