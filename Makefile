@@ -80,7 +80,7 @@ browser:
 
 .PHONY: faults
 faults: $(VENV)/dev ## Run the long fault tests
-	$(BIN)/pytest -m slow $(PYTEST_ARGS)
+	$(BIN)/pytest -m slow -o faulthandler_timeout=7200 $(PYTEST_ARGS)
 
 .PHONY: bench
 bench: $(BENCH_VENV) ## Measure side by side with peers

@@ -13,6 +13,7 @@ import pytest
 import holdfast
 from holdfast.kernel.driver import Hooks, Point, Trace
 from holdfast.testing.proxy import PostgresProxy
+from tests.threads import begin
 
 T = TypeVar("T")
 Place = dict[str, Any]
@@ -25,20 +26,6 @@ def direct(direct: Place) -> Place:
     with holdfast.open(**direct) as store:
         store.session("trip").append("messages", [1])
     return direct
-
-
-def begin(function: Callable[[], T]) -> Future[T]:
-    """Run a function in a thread; its result or error is for whoever asks."""
-    ended: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            ended.set_result(function())
-        except BaseException as error:
-            ended.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return ended
 
 
 def lose_answer(proxy: PostgresProxy, call: Callable[[], T]) -> Future[T]:

@@ -9,7 +9,6 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
@@ -23,6 +22,7 @@ from holdfast.clock import VirtualClock
 from holdfast.feed import follow_all
 from holdfast.server.stream import REASON_CHARACTERS_MAX
 from tests.crash.children import Child
+from tests.threads import begin
 
 NEVER = 3_600.0
 SECONDS_MAX = 120
@@ -100,10 +100,10 @@ def test_every_event_comes_once_from_every_cursor_on(place: dict[str, Any]) -> N
 
 
 def test_followers_of_all_trees_are_woken(place: dict[str, Any]) -> None:
-    with holdfast.open(**place) as store, ThreadPoolExecutor(4) as threads:
+    with holdfast.open(**place) as store:
         feeds = [store.follow_all(poll_seconds=NEVER) for _ in range(3)]
         for number in range(6):
-            waiting = [threads.submit(next, feed) for feed in feeds]
+            waiting = [begin(next, feed) for feed in feeds]
             store.session(f"tree-{number}")
             roots = {each.result(SECONDS_MAX).root_id for each in waiting}
             assert roots == {f"tree-{number}"}

@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from itertools import islice
 from typing import Any
 
@@ -20,16 +20,11 @@ from holdfast.kernel.postgres.notify import TREES_NAMED_MAX
 from holdfast.kernel.signals import LOCAL_TOPIC
 from tests.crash.children import Child
 from tests.faults.tracing import interrupted_everywhere
+from tests.threads import begin
 
 # Longer than any test: who is not woken does not pass.
 NEVER = 3_600.0
 SECONDS_MAX = 120
-
-
-@pytest.fixture
-def threads() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(60) as pool:
-        yield pool
 
 
 def without_notifications(place: dict[str, Any]) -> dict[str, Any]:
@@ -38,13 +33,11 @@ def without_notifications(place: dict[str, Any]) -> dict[str, Any]:
     return {**place, "url": f"{place['url']}{'&' if '?' in place['url'] else '?'}listen=off"}
 
 
-def next_of(threads: ThreadPoolExecutor, events: Iterator[Any], count: int = 1) -> Future[Any]:
-    return threads.submit(lambda: list(islice(events, count)))
+def next_of(events: Iterator[Any], count: int = 1) -> Future[list[Any]]:
+    return begin(lambda: list(islice(events, count)))
 
 
-def test_a_commit_wakes_the_followers_of_the_same_store(
-    place: dict[str, Any], threads: ThreadPoolExecutor
-) -> None:
+def test_a_commit_wakes_the_followers_of_the_same_store(place: dict[str, Any]) -> None:
     with holdfast.open(**place) as store:
         # Nothing is heard from other processes.
         store.runtime.signals._listen = None
@@ -52,7 +45,7 @@ def test_a_commit_wakes_the_followers_of_the_same_store(
         events = store.follow("root", after=1, poll_seconds=NEVER)
         changes = state.watch(poll_seconds=NEVER)
         for number in range(1, 4):
-            event, change = next_of(threads, events), next_of(threads, changes)
+            event, change = next_of(events), next_of(changes)
             store.session(f"other-{number}")
             state.increment("n")
             assert event.result(SECONDS_MAX)[0].position == number + 1
@@ -60,9 +53,7 @@ def test_a_commit_wakes_the_followers_of_the_same_store(
 
 
 @pytest.mark.parametrize("mode", ["write", "read"])
-def test_a_commit_of_another_process_wakes_followers(
-    place: dict[str, Any], threads: ThreadPoolExecutor, mode: Any
-) -> None:
+def test_a_commit_of_another_process_wakes_followers(place: dict[str, Any], mode: Any) -> None:
     with holdfast.open(**place) as store:
         store.session("root")
     writes = threading.Event()
@@ -76,7 +67,7 @@ def test_a_commit_of_another_process_wakes_followers(
     child = Child(write)
     try:
         with holdfast.open(**place, mode=mode) as reader:
-            found = next_of(threads, reader.follow("root", after=1, poll_seconds=NEVER), 30)
+            found = next_of(reader.follow("root", after=1, poll_seconds=NEVER), 30)
             positions = [event.position for event in found.result(SECONDS_MAX)]
             assert positions == list(range(2, 32))
     finally:
@@ -84,9 +75,7 @@ def test_a_commit_of_another_process_wakes_followers(
         child.wait()
 
 
-def test_a_follower_of_one_tree_is_woken_although_many_have_changed(
-    place: dict[str, Any], threads: ThreadPoolExecutor
-) -> None:
+def test_a_follower_of_one_tree_is_woken_although_many_have_changed(place: dict[str, Any]) -> None:
     trees = [f"tree-{number}" for number in range(2 * TREES_NAMED_MAX)]
 
     def write_all(tx: holdfast.Transaction) -> holdfast.Op[None]:
@@ -97,22 +86,22 @@ def test_a_follower_of_one_tree_is_woken_although_many_have_changed(
     with holdfast.open(**place) as store, holdfast.open(**place) as other:
         for root_id in trees:
             other.session(root_id)
-        waiting = next_of(threads, store.follow(trees[-1], after=1, poll_seconds=NEVER), 5)
+        waiting = next_of(store.follow(trees[-1], after=1, poll_seconds=NEVER), 5)
+        deadline = time.monotonic() + SECONDS_MAX
         while not waiting.done():
+            assert time.monotonic() < deadline
             other.run(write_all)
         assert [event.position for event in waiting.result()] == [2, 3, 4, 5, 6]
 
 
-def test_with_polling_alone_nothing_is_missed(
-    place: dict[str, Any], threads: ThreadPoolExecutor
-) -> None:
+def test_with_polling_alone_nothing_is_missed(place: dict[str, Any]) -> None:
     place = without_notifications(place)
     with holdfast.open(**place) as store, holdfast.open(**place) as other:
         store.runtime.signals._listen = None
         state = other.session("root").state
         found = [
-            next_of(threads, store.follow("root", poll_seconds=0.01), 61),
-            next_of(threads, store.find_session("root").state.watch(poll_seconds=0.01), 60),
+            next_of(store.follow("root", poll_seconds=0.01), 61),
+            next_of(store.find_session("root").state.watch(poll_seconds=0.01), 60),
         ]
         for _ in range(60):
             state.increment("n")
@@ -121,9 +110,7 @@ def test_with_polling_alone_nothing_is_missed(
         assert [change.sequence for change in changes] == list(range(1, 61))
 
 
-def test_followers_of_one_tree_share_one_reader(
-    place: dict[str, Any], threads: ThreadPoolExecutor
-) -> None:
+def test_followers_of_one_tree_share_one_reader(place: dict[str, Any]) -> None:
     followers, writes = 50, 20
     reads: list[str] = []
 
@@ -135,14 +122,14 @@ def test_followers_of_one_tree_share_one_reader(
         state = store.session("root").state
         feeds = [store.follow("root", after=1, poll_seconds=NEVER) for _ in range(followers)]
         for number in range(writes):
-            waiting = [next_of(threads, events) for events in feeds]
+            waiting = [next_of(events) for events in feeds]
             state.increment("n")
             assert {each.result(SECONDS_MAX)[0].position for each in waiting} == {number + 2}
     assert len(reads) < followers * writes / 2
 
 
 def test_a_follower_that_fails_while_it_reads_leaves_the_others_their_reader(
-    place: dict[str, Any], threads: ThreadPoolExecutor
+    place: dict[str, Any],
 ) -> None:
     with holdfast.open(**place) as store:
         state = store.session("root").state
@@ -152,7 +139,7 @@ def test_a_follower_that_fails_while_it_reads_leaves_the_others_their_reader(
         state.compact(2)
         with pytest.raises(holdfast.Compacted):
             next(state.watch(after=0, poll_seconds=NEVER))
-        waiting = next_of(threads, state.watch(after=2, poll_seconds=NEVER))
+        waiting = next_of(state.watch(after=2, poll_seconds=NEVER))
         state.set("k", 3)
         assert waiting.result(SECONDS_MAX)[0].sequence == 3
 
@@ -160,7 +147,7 @@ def test_a_follower_that_fails_while_it_reads_leaves_the_others_their_reader(
 # Python drops an interrupt that hits while it clears an object away.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_follower_interrupted_at_any_place_leaves_the_others_their_wake_ups(
-    place: dict[str, Any], threads: ThreadPoolExecutor
+    place: dict[str, Any],
 ) -> None:
     """Also the one that waits and reads for all of them."""
     last = 1
@@ -169,10 +156,13 @@ def test_a_follower_interrupted_at_any_place_leaves_the_others_their_wake_ups(
         return any(each.startswith(topic) for each in store.runtime.signals.awaited())
 
     def write_when_both_wait(has_ended: threading.Event, other: Iterator[Any]) -> Any:
-        until(lambda: is_awaited("tree ") or has_ended.is_set())
-        found = next_of(threads, other)
-        until(lambda: is_awaited(LOCAL_TOPIC) or has_ended.is_set())
-        state.increment("n")
+        try:
+            until(lambda: is_awaited("tree ") or has_ended.is_set())
+            found = next_of(other)
+            until(lambda: is_awaited(LOCAL_TOPIC) or has_ended.is_set())
+        finally:
+            # Whoever is to be interrupted would wait for it for ever.
+            state.increment("n")
         return found.result(SECONDS_MAX)[0]
 
     def follow_interrupted(nth: int) -> None:
@@ -184,13 +174,13 @@ def test_a_follower_interrupted_at_any_place_leaves_the_others_their_wake_ups(
         state = store.session("root").state
         other = store.follow("root", after=1, poll_seconds=2 * SECONDS_MAX)
         has_ended = threading.Event()
-        waiting = threads.submit(write_when_both_wait, has_ended, other)
+        waiting = begin(write_when_both_wait, has_ended, other)
         for nth in interrupted_everywhere(follow_interrupted, ("feed/follow.py",)):
             has_ended.set()
             last += 1
             assert waiting.result(SECONDS_MAX).position == last, f"place {nth}"
             has_ended = threading.Event()
-            waiting = threads.submit(write_when_both_wait, has_ended, other)
+            waiting = begin(write_when_both_wait, has_ended, other)
         has_ended.set()
         waiting.result(SECONDS_MAX)
         assert nth > 20
