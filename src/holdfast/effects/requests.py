@@ -201,8 +201,8 @@ class Salts:
         self.key = key
         self.mark = mark_of(key)
         self.limits = limits
-        self._known = StoreSalts({}, "", 0)
-        self._salts: list[bytes] = []
+        # Replaced whole: a thread that sees a number also sees the salts up to it.
+        self._known: tuple[StoreSalts, list[bytes]] = StoreSalts({}, "", 0), []
         self._is_old = True
         self._of_sessions: dict[int, int] = {}
 
@@ -230,10 +230,10 @@ class Salts:
         return found
 
     def _note(self, found: StoreSalts) -> None:
+        if found.mark == self.mark:
+            self._known = found, [bytes.fromhex(salt) for salt in found.salts.values()]
+        # Last: from here on, other threads use what is known.
         self._is_old = found.mark != self.mark
-        if not self._is_old:
-            self._known = found
-            self._salts = [bytes.fromhex(salt) for salt in found.salts.values()]
 
     def now(self, place: Place | None) -> Query:
         """Return the statement whose row `confirm` takes."""
@@ -246,31 +246,35 @@ class Salts:
             return True
         yield from self.refresh()
         if request.place is not None:
-            self._of_sessions.pop(request.place.number, None)
             if now["session_salt"]:
                 self._of_sessions[request.place.number] = now["session_salt"]
+            else:
+                self._of_sessions.pop(request.place.number, None)
         return False
 
     def all(self) -> list[bytes]:
         """Return every salt that identities in this store may have been made with."""
-        return [self.key] if self.key is not None else self._salts
+        return [self.key] if self.key is not None else self._known[1]
 
     def of(self, request: EffectRequest) -> list[bytes]:
         """Return the salts to identify a request with, the preferred one first.
 
         Store-wide requests prefer the store's own, whichever session asks.
         """
-        place, known = request.place, self.all()
+        place, (store, known) = request.place, self._known
+        if self.key is not None:
+            return [self.key]
         if place is None or len(known) == 1 or request.policy in {"global", "once"}:
             return known
-        own = self._known.salts.get(self._of_sessions.get(place.number, 0))
+        own = store.salts.get(self._of_sessions.get(place.number, 0))
         first = [] if own is None else [bytes.fromhex(own)]
         return first + [salt for salt in known if salt not in first]
 
     def identify(self, request: EffectRequest) -> Op[RequestIdentity]:
         """Return a request's identity, under the salt that finds an earlier call, if one does."""
         number = -1 if request.place is None else request.place.number
-        believed = (self._known.newest, self._of_sessions.get(number, 0))
+        # Read before the salts: whoever believes too little reads again, in `confirm`.
+        believed = (self._known[0].newest, self._of_sessions.get(number, 0))
         known = [request.identify(salt, self.limits) for salt in self.of(request)]
         best, best_rank = known[0], tuple[bool, ...]()
         if len(known) > 1 and request.policy != "none":

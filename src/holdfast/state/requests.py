@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -29,15 +29,19 @@ def request_digest(codec: Codec, asked: Any) -> str:
 
 
 class Ordinals(PerStore):
-    """Counts equal mutations within each attempt at a work item, to derive their keys."""
+    """Counts equal mutations within each attempt at a work item, to derive their keys.
+
+    Thread-safe.
+    """
 
     def __init__(self, runtime: Runtime) -> None:
         self._codec = runtime.codec
-        self._counts: WeakKeyDictionary[Any, Counter[str]] = WeakKeyDictionary()
+        self._counts: WeakKeyDictionary[Any, dict[str, Iterator[int]]] = WeakKeyDictionary()
 
     def key(self, item: Any, operation: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """Return a key that is the same in every attempt, also after a redrive."""
         asked = request_digest(self._codec, [operation, list(args), dict(kwargs)])
-        counts = self._counts.setdefault(item, Counter())
-        counts[asked] += 1
-        return f"item {item.first_id or item.id} {asked} {counts[asked]}"
+        counts = self._counts.setdefault(item, {})
+        # No other thread gets in between; a lock could deadlock in a signal handler.
+        number = next(counts.setdefault(asked, count(1)))
+        return f"item {item.first_id or item.id} {asked} {number}"
