@@ -46,6 +46,7 @@ from .kernel.flow import (
     run_flow_async,
     run_stream,
     run_stream_async,
+    start_async,
     stream,
 )
 from .kernel.opening import Opening, join, open_async_driver, open_driver
@@ -381,7 +382,7 @@ def _runtime(
         redactor=redactor,
         target=target,
         settings=settings,
-        start=driver.run,
+        start=partial(start_async, driver) if is_async else driver.run,
         run_flow=partial(run_flow_async if is_async else run_flow, driver),
         run_stream=partial(run_stream_async if is_async else run_stream, driver),
         is_async=is_async,

@@ -308,3 +308,18 @@ def test_a_transaction_cannot_run_a_stream() -> None:
         pytest.raises(holdfast.InvalidArgument, match="cannot run inside one"),
     ):
         store.run(composed)
+
+
+def test_the_warning_about_a_forgotten_await_names_the_method() -> None:
+    async def forget() -> None:
+        async with holdfast.aopen("sqlite://") as store:
+            session = await store.session("s")
+            for call, name in (
+                (lambda: session.append("log", [1]), "append"),
+                (lambda: session.state.set("k", 1), "State.set"),
+                (lambda: store.once("k", int), "once"),
+            ):
+                with pytest.warns(RuntimeWarning, match=rf"'\w*\.?{name}' was never awaited"):
+                    call()
+
+    asyncio.run(forget())

@@ -14,7 +14,7 @@ import contextvars
 import functools
 import inspect
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator
 from concurrent.futures import Future
 from dataclasses import field
 from types import GeneratorType, MethodType
@@ -405,9 +405,22 @@ def _invoke(step: Invoke) -> Any:
     return result
 
 
-async def run_flow_async(driver: AsyncDriver, steps: Flow[R]) -> R:
+def start_async(driver: AsyncDriver, call: Call[R]) -> Awaitable[R]:
+    """Return a call to be awaited."""
+    return _named(call.name, driver.run(call))
+
+
+def run_flow_async(driver: AsyncDriver, steps: Flow[R]) -> Awaitable[R]:
     """Run a flow in the event loop; sync functions run in threads and are always awaited."""
-    return await drive_async(steps, functools.partial(_step_async, driver))
+    named: Any = steps
+    return _named(named.__qualname__, drive_async(steps, functools.partial(_step_async, driver)))
+
+
+def _named(name: str, running: Coroutine[Any, Any, R]) -> Awaitable[R]:
+    """Let Python's warning about a forgotten `await` name the method that was called."""
+    named: Any = running
+    named.__qualname__ = name
+    return running
 
 
 async def _step_async(driver: AsyncDriver, step: Step) -> Any:

@@ -86,7 +86,9 @@ class recorded(operation[P, R_co]):  # noqa: N801 - it is used as a decorator
                 kwargs["idempotency_key"] = Ordinals.of(runtime).key(item, name, args, kwargs)
             call = Call(self, handle, args, kwargs)
             if runtime.is_async:
-                return runtime.run_flow(_recorded(state, call))
+                steps: Any = _recorded(state, call)
+                steps.__qualname__ = call.name
+                return runtime.run_flow(steps)
             try:
                 # A flow is needed only to record a conflict.
                 return runtime.driver.run(call)
