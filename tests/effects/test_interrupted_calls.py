@@ -64,13 +64,17 @@ def test_what_is_begun_by_who_is_interrupted_at_any_place(place: dict[str, Any])
 
 
 @contextlib.contextmanager
-def interrupted_by(number: signal.Signals) -> Iterator[None]:
+def interrupted_by(number: signal.Signals) -> Iterator[threading.Semaphore]:
+    """Let a signal interrupt this thread; the semaphore counts how often it has."""
+    received = threading.Semaphore(0)
+
     def interrupt(*_: object) -> None:
+        received.release()
         raise KeyboardInterrupt
 
     before = signal.signal(number, interrupt)
     try:
-        yield
+        yield received
     finally:
         signal.signal(number, before)
 
@@ -85,7 +89,8 @@ def test_a_tool_in_a_thread_is_waited_for_until_the_second_interrupt(
     def interrupt() -> None:
         for _ in range(times):
             signal.pthread_kill(main, signal.SIGUSR1)
-            # Two signals at once would be one.
+            # Two signals at once would be one; the second is to meet who waits again.
+            assert received.acquire(timeout=120)
             time.sleep(0.2)
         if times == 2:
             assert may_end.wait(120)
@@ -93,7 +98,7 @@ def test_a_tool_in_a_thread_is_waited_for_until_the_second_interrupt(
     world.inside = interrupt
     with holdfast.open(**place) as store:
         session = store.session("s")
-        with interrupted_by(signal.SIGUSR1), pytest.raises(KeyboardInterrupt):
+        with interrupted_by(signal.SIGUSR1) as received, pytest.raises(KeyboardInterrupt):
             session.call(mail, to="ann", call_id="c1")
         (effect,) = store.effects()
         if times == 2:

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 import holdfast
@@ -27,6 +28,13 @@ Place = dict[str, Any]
 MOMENTS: tuple[Moment, ...] = ("before", "after", "before-late")
 CLIENTS = 4
 BUSY_SECONDS = 0.5
+# To wait for the lock itself would end at its timeout.
+HOLD_WHILE_LOCKED = """
+WITH RECURSIVE held (times) AS (
+    SELECT 1 UNION ALL
+    SELECT times + 1 FROM held, pg_sleep(0.05) WHERE NOT pg_try_advisory_xact_lock_shared(:lock)
+) SELECT max(times) AS times FROM held
+"""
 
 
 def order_cuts(proxy: PostgresProxy, chance: random.Random, number: int) -> list[Cut]:
@@ -246,9 +254,9 @@ def test_opening_goes_on_when_its_connection_is_cut(
     assert cut.finished.is_set()
 
 
-def test_when_all_connections_are_in_use_a_call_says_so(through: Place) -> None:
+def test_when_all_connections_are_in_use_a_call_says_so(through: Place, direct: Place) -> None:
     """That is another thing than a server which cannot be reached."""
-    with holdfast.open(**through, busy_timeout_seconds=BUSY_SECONDS) as store:
+    with holdfast.open(**through, busy_timeout_seconds=4 * BUSY_SECONDS) as store:
         count = CONNECTIONS_MAX
         roots = [f"root-{number}" for number in range(count + 1)]
         prepare(store, *roots)
@@ -257,15 +265,19 @@ def test_when_all_connections_are_in_use_a_call_says_so(through: Place) -> None:
         def hold(tx: holdfast.Transaction, root_id: str) -> holdfast.Op[None]:
             yield from Counter(tx, root_id).add()
             held.release()
-            yield from rows("SELECT 1 AS slept FROM pg_sleep(1.5)")
+            yield from rows(HOLD_WHILE_LOCKED, lock=lock)
 
         def ask() -> None:
             for _ in range(count):
                 assert held.acquire(timeout=60)
             with pytest.raises(holdfast.StoreBusy, match="connections were in use"):
                 Counter(store, roots[-1]).add()
+            admin.execute("SELECT pg_advisory_unlock(%s)", [lock])
 
-        in_threads([ask, *(partial(store.run, hold, root_id) for root_id in roots[:-1])])
+        lock = random.getrandbits(60)
+        with psycopg.connect(direct["url"], autocommit=True) as admin:
+            admin.execute("SELECT pg_advisory_lock(%s)", [lock])
+            in_threads([ask, *(partial(store.run, hold, root_id) for root_id in roots[:-1])])
         assert Counter(store, roots[-1]).add() == 1
 
 
