@@ -30,12 +30,11 @@ class AesGcm:
     """Encrypts with the key named `current` and decrypts with any of `keys` (32 bytes each)."""
 
     def __init__(self, keys: Mapping[str, bytes], current: str) -> None:
-        try:
+        from .extras import required
+
+        with required("AesGcm", "crypto"):
             from cryptography.exceptions import InvalidTag
             from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-        except ImportError as error:
-            message = 'AesGcm needs a package: pip install "holdfast-agents[crypto]".'
-            raise StoreError(message) from error
         for key_id, key in keys.items():
             if not 0 < len(key_id.encode()) <= _KEY_ID_BYTES_MAX:
                 raise InvalidArgument("A key id has 1 to 255 bytes of UTF-8.", argument="keys")

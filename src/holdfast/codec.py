@@ -483,11 +483,10 @@ class _Zstd(threading.local):
     """A compressor and a decompressor per thread; zstandard's are not thread-safe."""
 
     def __init__(self) -> None:
-        try:
+        from .extras import required
+
+        with required("zstd", "compress"):
             import zstandard
-        except ImportError as error:
-            message = 'zstd needs a package: pip install "holdfast-agents[compress]".'
-            raise StoreError(message) from error
         self.error = zstandard.ZstdError
         self.content_size = zstandard.frame_content_size
         self.decompressor = zstandard.ZstdDecompressor()

@@ -276,6 +276,15 @@ class CommitUnknown(StoreError):
     id: str
 
 
+class MissingPackage(HoldfastError, ImportError):
+    """A package that this needs is not installed; `extra` names the extra that includes it."""
+
+    http_status = 501
+
+    package: str
+    extra: str
+
+
 class OperationNotRun(HoldfastError):
     """An operation was created inside store.run and never yielded from; nothing was written."""
 

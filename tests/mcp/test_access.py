@@ -306,6 +306,6 @@ def test_without_the_extra_the_server_says_what_to_install(
     with serving(url=f"sqlite:///{tmp_path}/store.db") as served:
         for _ in range(2):
             answer = served.post("/mcp", json=LIST, headers=ACCEPT)
-            assert error(answer) == (404, "not_found")
+            assert error(answer) == (501, "not_installed")
             assert "pip install 'holdfast-agents[mcp]'" in answer.json()["detail"]
         assert served.get("/limits").status_code == 200

@@ -148,7 +148,7 @@ def test_listeners_are_told_when_the_server_stops(tmp_path: Path) -> None:
     async def main() -> None:
         serving, ready = Serving(place, Address(), Options()), asyncio.Event()
         process = serving.process(ready.set)
-        running = asyncio.create_task(process.serve(sockets=[serving.socket]))
+        running = asyncio.create_task(process.serve(sockets=serving.sockets))
         async with asyncio.timeout(60):
             await ready.wait()
             async with (

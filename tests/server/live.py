@@ -74,7 +74,7 @@ def live(
 
     def run() -> None:
         try:
-            asyncio.run(process.serve(sockets=[serving.socket]))
+            asyncio.run(process.serve(sockets=serving.sockets))
         except BaseException as error:
             failed.append(error)
         finally:

@@ -6,6 +6,7 @@ import json
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +194,40 @@ def test_a_follower_too_many_is_refused_and_leaves_nothing(tmp_path: Path) -> No
         assert not served.api.context.hub._followed, "a channel that nobody follows is kept"
 
 
+def test_a_conflict_has_the_current_value_up_to_a_limit(tmp_path: Path) -> None:
+    options = Options(limits=ServerLimits(conflict_bytes=100))
+    with serving(options, url=f"sqlite:///{tmp_path}/store.db") as served:
+        root, _ = served.tree()
+        path, any_version = f"/sessions/{root}/state", {"if-match": "*"}
+        sizes = {"a": 98, "b": 99, "c": 60, "d": 30}
+        for key, size in sizes.items():
+            served.put(f"{path}/keys/{key}", json={"value": "x" * size}, headers=any_version)
+
+        def refused(key: str) -> Any:
+            answer = served.put(f"{path}/keys/{key}", json={"value": 1}, headers={"if-match": "9"})
+            assert error(answer) == (409, "version_conflict")
+            return answer.json()
+
+        whole = refused("a")
+        assert (whole["current_value"], whole["current_version"]) == ("x" * 98, 1)
+        assert "current_value_omitted" not in whole
+        cut = refused("b")
+        assert (cut["current_value"], cut["current_value_omitted"]) == (None, True)
+        assert cut["current_version"] == 1
+        # In a batch the limit is for all together: 62 bytes of c are shown, then 32 of d.
+        operations = [{"op": "delete", "key": key, "if_match": 9} for key in "cbdc"]
+        batch = served.post(f"{path}/batch", json={"operations": operations}).json()
+        assert batch["current_value"] == "x" * 60
+        shown = [
+            (each.get("current_value"), each.get("current_value_omitted"))
+            for each in batch["results"]
+        ]
+        assert shown == [("x" * 60, None), (None, True), ("x" * 30, None), (None, None)]
+        document = served.put(path, json={"state": {}}, headers={"if-match": "1"}).json()
+        assert (document["current_state"], document["current_state_omitted"]) == (None, True)
+        assert document["current_version"] == 4
+
+
 def test_unknown_addresses_and_methods_have_the_same_shape(small: Served) -> None:
     for path in ("/nothing", "/sessions//state", "/sessions/one/state/"):
         assert error(small.get(path)) == (404, "not_found")
@@ -278,9 +313,64 @@ def test_malformed_requests_are_refused(server: Live, sent: bytes) -> None:
     with server.raw() as connection:
         connection.sendall(sent)
         connection.settimeout(30)
-        first = connection.recv(65_536)
-        assert first.split(b" ")[1] in {b"400", b"421", b"414", b"431"}
+        first = b""
+        while b"}" not in first and (part := connection.recv(65_536)):
+            first += part
+        head, _, body = first.partition(b"\r\n\r\n")
+        assert head.split(b" ")[1] in {b"400", b"421", b"414", b"431"}
+        assert json.loads(body)["status"] == int(head.split(b" ")[1])
     assert server.client.get("/limits").status_code == 200
+
+
+def received(connection: socket.socket) -> bytes:
+    """Return what the server sends until it closes the connection."""
+    connection.settimeout(30)
+    parts = []
+    while part := connection.recv(65_536):
+        parts.append(part)
+    return b"".join(parts)
+
+
+def test_a_request_whose_end_is_ambiguous_is_refused_with_what_follows_it(server: Live) -> None:
+    head = f"Host: localhost\r\nAuthorization: Bearer {server.secret}\r\n"
+    for method in ("GET", "POST"):
+        hidden = f"GET /sessions HTTP/1.1\r\n{head}\r\n"
+        sent = (
+            f"{method} /sessions HTTP/1.1\r\n{head}Content-Type: application/json\r\n"
+            f"Content-Length: {len(hidden) + 5}\r\nTransfer-Encoding: chunked\r\n\r\n"
+            f"0\r\n\r\n{hidden}"
+        )
+        with server.raw() as connection:
+            connection.sendall(sent.encode())
+            answers = received(connection)
+        assert answers.startswith(b"HTTP/1.1 400 ")
+        assert answers.count(b"HTTP/1.1 ") == 1
+
+
+def test_a_body_that_breaks_off_after_the_answer_ends_the_connection(
+    server: Live, caplog: pytest.LogCaptureFixture
+) -> None:
+    sent = (
+        f"PUT /sessions/one/state/keys/k HTTP/1.1\r\nHost: localhost\r\n"
+        f"Authorization: Bearer {server.secret}\r\nContent-Type: application/json\r\n"
+        'If-Match: *\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{"val\r\nnone\r\n'
+    )
+    with server.raw() as connection:
+        connection.sendall(sent.encode())
+        head, _, body = received(connection).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert json.loads(body)["error"] == "malformed"
+    assert not [each for each in caplog.records if each.exc_info or each.levelname == "ERROR"]
+
+
+@pytest.mark.parametrize("path", ["/feed", "/sessions/one/feed", "/sessions/one/state/stream"])
+def test_the_head_of_a_stream_has_no_end_to_wait_for(server: Live, path: str) -> None:
+    before = server.client.get("/metrics").text
+    answer = server.client.head(path, headers={"accept": "text/event-stream"})
+    assert (answer.status_code, answer.content) == (200, b"")
+    assert answer.headers["content-type"] == "text/event-stream"
+    followers = [line for line in before.splitlines() if line.startswith("holdfast_followers ")]
+    assert followers[0] in server.client.get("/metrics").text
 
 
 SHAKING = (
@@ -357,6 +447,17 @@ def test_many_idle_connections_leave_the_server_responsive(server: Live) -> None
     deadline = time.monotonic() + 30
     while not is_served(server):
         assert time.monotonic() < deadline
+
+
+def test_a_connection_too_many_is_refused(tmp_path: Path) -> None:
+    options = Options(limits=ServerLimits(connections=3, request_seconds=600))
+    with live(options, url=f"sqlite:///{tmp_path}/store.db") as server, ExitStack() as opened:
+        for _ in range(3):
+            opened.enter_context(server.raw())
+        with server.raw() as connection:
+            head, _, body = received(connection).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 429 ")
+        assert json.loads(body)["error"] == "rate_limited"
 
 
 def is_served(server: Live) -> bool:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import resource
 import signal
 import socket
 import stat
@@ -10,7 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,7 @@ import pytest
 
 import holdfast
 from holdfast.cli.app import run
-from holdfast.server.serve import Address
+from holdfast.server.serve import Address, bound
 from holdfast.server.start import start_token
 from tests.server.processes import (
     client_of,
@@ -170,6 +173,9 @@ def test_a_unix_socket_is_its_owners_alone(tmp_path: Path, file: dict[str, Any])
     [
         {"host": "0.0.0.0"},
         {"host": "192.0.2.1"},
+        {"host": "127.0.0.1.example.org"},
+        {"host": "127.evil"},
+        {"host": "::"},
         {"certfile": "x"},
         {"port": 99_999},
     ],
@@ -177,6 +183,103 @@ def test_a_unix_socket_is_its_owners_alone(tmp_path: Path, file: dict[str, Any])
 def test_addresses_that_are_unsafe_or_cannot_be_are_refused(given: dict[str, Any]) -> None:
     with pytest.raises(holdfast.InvalidArgument):
         Address(**given)
+
+
+def has_ipv6() -> bool:
+    try:
+        bound(Address(host="::1"))[0].close()
+    except holdfast.InvalidArgument:
+        return False
+    return True
+
+
+def test_by_default_both_loopback_addresses_are_served_and_no_other(file: dict[str, Any]) -> None:
+    secret = made_token(file)
+    with server_process("--port=0", **file) as (process, told):
+        port = httpx.URL(told["url"]).port
+        expected = {("127.0.0.1", port)} | ({("::1", port)} if has_ipv6() else set())
+        assert listened_at(process.pid) == expected
+        for host, _ in expected:
+            shown = f"[{host}]" if ":" in host else host
+            with client_of({"url": f"http://{shown}:{port}"}, secret) as client:
+                assert client.get("/sessions").status_code == 200
+
+
+def listened_at(pid: int) -> set[tuple[str, int]]:
+    """Return the addresses at which a process listens."""
+    inodes = set()
+    for each in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):
+            found = re.fullmatch(r"socket:\[(\d+)\]", os.readlink(each))
+            inodes |= {found[1]} if found else set()
+    listening = set()
+    for family, name in ((socket.AF_INET, "tcp"), (socket.AF_INET6, "tcp6")):
+        path = Path(f"/proc/{pid}/net/{name}")
+        for line in path.read_text().splitlines()[1:] if path.exists() else ():
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:
+                raw, port = fields[1].split(":")
+                words = [bytes.fromhex(raw[at : at + 8])[::-1] for at in range(0, len(raw), 8)]
+                listening.add((socket.inet_ntop(family, b"".join(words)), int(port, 16)))
+    return listening
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no ::1")
+def test_a_port_that_another_program_has_at_the_other_loopback_is_refused() -> None:
+    [squatter] = bound(Address(host="::1"))
+    with squatter:
+        squatter.listen()
+        port = squatter.getsockname()[1]
+        with pytest.raises(holdfast.InvalidArgument, match=f"cannot listen at ::1 port {port}"):
+            bound(Address(port=port))
+        # The other socket was closed again.
+        [alone] = bound(Address(host="127.0.0.1", port=port))
+        alone.close()
+
+
+def test_as_many_files_may_be_open_as_connections(file: dict[str, Any]) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 1_000:
+        pytest.skip("this machine allows few open files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (400, hard))
+    try:
+        with server_process("--port=0", "--limit=connections=600", **file) as (process, _):
+            limits = Path(f"/proc/{process.pid}/limits").read_text()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    [line] = [each for each in limits.splitlines() if each.startswith("Max open files")]
+    assert int(line.split()[3]) > 600
+
+
+def test_limits_can_be_set(file: dict[str, Any]) -> None:
+    secret = made_token(file)
+    options = ["--limit=body_bytes=2000", "--limit=wait_seconds=0.5", "--limit=keys_per_root=1"]
+    with (
+        server_process("--port=0", *options, **file) as (_, told),
+        client_of(told, secret) as client,
+    ):
+        limits = client.get("/limits").json()
+        assert (limits["server"]["body_bytes"], limits["server"]["wait_seconds"]) == (2000, 0.5)
+        assert limits["store"]["keys_per_root"] == 1
+        path, any_version = "/sessions/one/state/keys/", {"if-match": "*"}
+        large = client.put(path + "a", json={"value": "x" * 2000}, headers=any_version)
+        assert (large.status_code, large.json()["limit"]) == (413, 2000)
+        assert client.put(path + "a", json={"value": 1}, headers=any_version).is_success
+        second = client.put(path + "b", json={"value": 1}, headers=any_version)
+        assert (second.status_code, second.json()["error"]) == (413, "too_large")
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["body_bytes", "body_bytes=", "body_bytes=x", "body_bytes=-1", "body_bytes=1.5", "bodies=1",
+     "ping_seconds=nan", "wait_seconds=inf", "depth=0", "idempotency_hours=1"],
+)  # fmt: skip
+def test_limits_that_are_none_are_refused(
+    given: str, capsys: pytest.CaptureFixture[str], file: dict[str, Any]
+) -> None:
+    assert run(["serve", f"--url={file['url']}", f"--limit={given}"]) == 2
+    assert "limit" in capsys.readouterr().err.lower()
+    assert not Path(file["url"].removeprefix("sqlite:///")).exists()
 
 
 def test_what_is_refused_at_the_start_is_one_sentence(file: dict[str, Any]) -> None:

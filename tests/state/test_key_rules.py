@@ -285,7 +285,7 @@ def test_a_process_without_the_library_refuses_such_writes(
             lambda: state.set_rule("m", schema=SMALL),
         ]
         for write in writes:
-            with pytest.raises(holdfast.StoreError, match=r"holdfast-agents\[schema\]"):
+            with pytest.raises(holdfast.MissingPackage, match=r"holdfast-agents\[schema\]"):
                 write()
         assert (state.version(), len(state.rules())) == (0, 1)
         state.set("free", 1)

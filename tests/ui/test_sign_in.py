@@ -96,6 +96,16 @@ def test_a_token_signs_in_and_wrong_ones_are_slowed_down(served: Served) -> None
     assert "set-cookie" not in braked.headers
 
 
+@pytest.mark.parametrize("path", ["/ui/login", "/ui/theme"])
+def test_a_form_with_many_fields_is_refused_before_they_are_read(served: Served, path: str) -> None:
+    headers = {"content-type": "application/x-www-form-urlencoded"}
+    for fields in (101, 1_000_000):
+        flood = "&".join(["a=1"] * fields)
+        refused = served.request("POST", path, content=flood, headers=headers)
+        assert error(refused) == (400, "malformed")
+        assert "more than 100 fields" in refused.json()["detail"]
+
+
 @pytest.mark.parametrize(
     "place",
     [

@@ -216,13 +216,13 @@ def test_a_missing_cryptography_names_the_install_command() -> None:
 import sys
 sys.modules["cryptography"] = None
 from holdfast.ciphers import AesGcm
-from holdfast.errors import StoreError
+from holdfast.errors import MissingPackage
 try:
     AesGcm({"k": bytes(32)}, current="k")
-except StoreError as error:
+except MissingPackage as error:
     print(error)
 """
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
-    assert done.stdout == 'AesGcm needs a package: pip install "holdfast-agents[crypto]".\n'
+    assert done.stdout == "AesGcm needs cryptography: pip install 'holdfast-agents[crypto]'\n"

@@ -722,18 +722,18 @@ def test_a_missing_zstandard_names_the_install_command() -> None:
 import sys
 sys.modules["zstandard"] = None
 from holdfast.codec import Codec
-from holdfast.errors import StoreError
+from holdfast.errors import MissingPackage
 for use in (lambda: Codec(compression="zstd"), lambda: Codec().unpack(bytes.fromhex(sys.argv[1]))):
     try:
         use()
-    except StoreError as error:
+    except MissingPackage as error:
         print(error)
 """
     record = Codec(compression="zstd").pack("x" * 500)
     done = subprocess.run(
         [sys.executable, "-c", script, record.hex()], capture_output=True, text=True, check=True
     )
-    assert done.stdout == 'zstd needs a package: pip install "holdfast-agents[compress]".\n' * 2
+    assert done.stdout == "zstd needs zstandard: pip install 'holdfast-agents[compress]'\n" * 2
 
 
 def test_an_unknown_compression_is_refused() -> None:

@@ -6,13 +6,19 @@ import logging
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
+
+import msgspec
 
 from .. import errors
 from ..clock import iso
 from ..errors import HoldfastError, StoreError
 
 log = logging.getLogger("holdfast.answers")
+
+# How many bytes of current values the response to a conflict includes by default.
+CONFLICT_BYTES: Final = 4_194_304
+CURRENT: Final = ("current_value", "current_state")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +82,7 @@ PROBLEMS: dict[str, Problem] = {
     ),
     "unavailable": Problem(503, "The store cannot serve the request now", retryable=True),
     "store_full": Problem(507, "The store has no space left"),
+    "not_installed": Problem(501, "The server lacks a package", members=("package", "extra")),
     "internal": Problem(500, "Internal server error"),
 }
 
@@ -106,6 +113,7 @@ CODES: dict[type[HoldfastError], str] = {
     errors.StoreFull: "store_full",
     errors.StoreReentered: "internal",
     errors.StoreError: "unavailable",
+    errors.MissingPackage: "not_installed",
     errors.HoldfastError: "internal",
 }
 
@@ -132,7 +140,9 @@ def code_of(error: HoldfastError) -> str:
     return next(CODES[each] for each in type(error).__mro__ if each in CODES)
 
 
-def problem_of(error: Exception, place: str) -> dict[str, Any]:
+def problem_of(
+    error: Exception, place: str, conflict_bytes: int = CONFLICT_BYTES
+) -> dict[str, Any]:
     """Return the body of a problem; details that it must not reveal are logged instead."""
     if isinstance(error, Refusal):
         return _body(error.code, str(error), error.members)
@@ -146,6 +156,7 @@ def problem_of(error: Exception, place: str) -> dict[str, Any]:
     detail = str(error)
     if isinstance(error, errors.VersionConflict):
         members |= conflict_members(error)
+        _omit_beyond(conflict_bytes, members)
     elif isinstance(error, errors.InvalidValue | errors.TooDeep):
         members["pointer"] = error.fields.get("path")
     elif isinstance(error, StoreError) and problem.status >= 500:
@@ -168,6 +179,22 @@ def conflict_members(error: errors.VersionConflict) -> dict[str, Any]:
     if results := given.get("results"):
         told |= {"applied": False, "results": [_result(each) for each in results]}  # type: ignore[attr-defined]
     return told
+
+
+def _omit_beyond(most: int, members: dict[str, Any]) -> None:
+    """Leave out current values that together have more than so many bytes, and say so."""
+    left, is_shown = most, dict[Any, bool]()
+    for place in (members, *members.get("results", ())):
+        found = [name for name in CURRENT if name in place]
+        if not found:
+            continue
+        # The first conflict of a batch is also among the results.
+        if (key := place.get("key")) not in is_shown:
+            size = len(msgspec.json.encode(place[found[0]]))
+            is_shown[key] = size <= left
+            left -= size if is_shown[key] else 0
+        if not is_shown[key]:
+            place.update(dict.fromkeys(found) | {f"{name}_omitted": True for name in found})
 
 
 def _result(given: Mapping[str, Any]) -> dict[str, Any]:

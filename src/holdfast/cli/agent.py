@@ -192,12 +192,8 @@ def opened(transport: str | None) -> Iterator[Any]:
         raise InvalidArgument(
             f"--transport must be database or nats://host:port, not {shown(transport)}"
         )
-    try:
-        from ..mesh.nats import Nats
-    except ImportError as error:
-        raise InvalidArgument(
-            f"--transport {transport} needs {error.name}: pip install 'holdfast-agents[nats]'"
-        ) from None
+    from ..mesh.nats import Nats
+
     with contextlib.closing(Nats(str(transport))) as carrier:
         yield carrier
 

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from ..errors import InvalidArgument
+from ..extras import required
 from ..kernel.url import parse
 from ..mcp.bound import bound_claim
 from ..mcp.configuration import http_configuration, stdio_configuration
@@ -43,12 +44,8 @@ def mcp(
     if config:
         return _configuration(url, namespace, session)
     claim = bound_claim(session)
-    try:
+    with required("MCP", "mcp"):
         from ..mcp.stdio import serve_stdio
-    except ImportError as error:
-        raise InvalidArgument(
-            f"MCP needs {error.name}: pip install 'holdfast-agents[mcp]'"
-        ) from None
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
     # A thread waits for input, and Ctrl-C for the thread; a kill loses nothing that was answered.
     signal.signal(signal.SIGINT, signal.SIG_DFL)

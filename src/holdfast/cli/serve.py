@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Annotated, Any
 
 from ..errors import InvalidArgument
+from ..extras import required
 from ..kernel.url import RemoteTarget, parse
 from .command import Answer, DatabaseUrl, Namespace, Tools, flag, named_tools, option
 from .output import json_line
@@ -14,19 +15,17 @@ PORT = 8317
 
 
 def require_server() -> None:
-    """Raise InvalidArgument where what the server is made of is not installed."""
-    try:
+    """Raise MissingPackage if a package that the server needs is not installed."""
+    with required("the server", "server"):
         from ..server import serve  # noqa: F401
-    except ImportError as error:
-        raise InvalidArgument(
-            f"the server needs {error.name}: pip install 'holdfast-agents[server]'"
-        ) from None
 
 
 def serve(
     url: DatabaseUrl = None,
     namespace: Namespace = None,
-    host: Annotated[str, option("ADDRESS", "Where to listen.")] = "127.0.0.1",
+    host: Annotated[
+        str, option("ADDRESS", "Where to listen; localhost is 127.0.0.1 and ::1.")
+    ] = "localhost",
     port: Annotated[int, option("PORT", "The port; 0 picks a free one.")] = PORT,
     uds: Annotated[str | None, option("PATH", "Listen on a Unix socket instead.")] = None,
     base_path: Annotated[str, option("/PATH", "The prefix of every URL.")] = "",
@@ -43,6 +42,9 @@ def serve(
     ] = False,
     read_only: Annotated[bool, flag("--read-only", "Refuse every change.")] = False,
     work_days: Annotated[float, option("N", "Remove work items finished this long ago.")] = 30,
+    limit: Annotated[
+        list[str] | None, option("NAME=N", "A limit that `GET /limits` shows; repeatable.")
+    ] = None,
     tools: Tools = None,
     as_json: Annotated[bool, flag("--json", "Print the address as one line of JSON.")] = False,
 ) -> Answer:
@@ -53,7 +55,7 @@ def serve(
     """
     require_server()
     from ..effects.tools import by_name
-    from ..server.options import Options
+    from ..server.options import Options, limits_of
     from ..server.serve import Address, Serving
     from ..server.sign_in import SignIn
     from ..server.start import start_token, told
@@ -63,7 +65,9 @@ def serve(
     )
     if base_path and not (base_path.startswith("/") and not base_path.endswith("/")):
         raise InvalidArgument("--base-path must begin with a slash and not end with one")
+    limits, store_limits = limits_of(limit or ())
     options = Options(
+        limits=limits,
         hosts=frozenset(allow_host or ()),
         origins=frozenset(allow_origin or ()),
         base_path=base_path,
@@ -73,7 +77,7 @@ def serve(
     )
     if isinstance(parse(url, namespace), RemoteTarget):
         raise InvalidArgument("--url is the address of a server; name the database to serve")
-    place: dict[str, Any] = {"url": url, "namespace": namespace}
+    place: dict[str, Any] = {"url": url, "namespace": namespace, "limits": store_limits}
     token = start_token(place, is_read_only=read_only)
     if token.secret is not None:
         options = replace(options, sign_in=SignIn.with_secret(token.secret))

@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from ..errors import HoldfastError, InvalidArgument
+from ..errors import InvalidArgument
 from .driver import AsyncDriver, Driver, Settings, SyncDriver
 from .operation import Call
 from .schema import SchemaOps, is_behind
@@ -50,11 +50,10 @@ async def open_async_driver(target: Target, settings: Settings, *, migrate: bool
 
 def open_remote(target: RemoteTarget, settings: Settings) -> RemoteDriver:
     """Return a driver that has its calls run by a server."""
-    try:
+    from ..extras import required
+
+    with required("the client of a server", "client"):
         from .remote import RemoteDriver
-    except ImportError as error:
-        hint = "a server's client needs httpx: pip install 'holdfast-agents[client]'"
-        raise HoldfastError(hint) from error
     return RemoteDriver(target, settings)
 
 
@@ -154,11 +153,10 @@ def bring_up_to_date(driver: SyncDriver, schema: str | None, where: str, *, migr
 
 def require_psycopg() -> None:
     """Raise an error that says what to install if psycopg cannot be imported."""
-    try:
+    from ..extras import required
+
+    with required("PostgreSQL", "postgres"):
         from . import postgres  # noqa: F401 - imported when it is first needed
-    except ImportError as error:
-        hint = "PostgreSQL needs psycopg: pip install 'holdfast-agents[postgres]'"
-        raise HoldfastError(hint) from error
 
 
 class Closable(Protocol):

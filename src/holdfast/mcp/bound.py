@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from ..answers.problems import CONFLICT_BYTES
 from ..arguments import require_text, shown
 from ..errors import InvalidArgument, SessionNotFound
 from ..kernel.operation import Async, Call
@@ -22,6 +23,7 @@ class BoundReach:
     session: Session[Async]
     source: Source
     is_bound: bool = True
+    conflict_bytes: int = CONFLICT_BYTES
 
     @property
     def default(self) -> Claim:

@@ -60,6 +60,11 @@ class Reach(Protocol):
         """Whether whoever runs the agent chose the default, so that a model cannot override it."""
         ...
 
+    @property
+    def conflict_bytes(self) -> int:
+        """How many bytes of current values the response to a conflict includes."""
+        ...
+
     def require(self, permission: Permission) -> None:
         """Raise if the connection does not have a permission."""
         ...

@@ -17,7 +17,7 @@ from mcp.shared.exceptions import MCPError
 
 from .. import __version__
 from ..answers.conversion import converted
-from ..answers.problems import Refusal, problem_of
+from ..answers.problems import CONFLICT_BYTES, Refusal, problem_of
 from ..codec import to_json
 from .caller import SESSION_HEADER, SESSION_META, Caller, Claim, Reach, find_caller
 from .changes import Changes
@@ -188,7 +188,8 @@ async def call_tool(
         caller = await find_caller(reach, claims_of(request), given.session)
         found = await tool.run(caller, given)
     except Exception as error:
-        problem = problem_of(error, f"tool {tool.name}")
+        most = CONFLICT_BYTES if reach is None else reach.conflict_bytes
+        problem = problem_of(error, f"tool {tool.name}", most)
         if reach is not None:
             reach.note_refusal(problem["error"])
         return types.CallToolResult(

@@ -24,7 +24,7 @@ from .options import Options
 from .replay import HEADER as IDEMPOTENCY_KEY
 from .rings import Ringing
 from .routes import ENDPOINTS
-from .stream import Following, refuse_websocket, send_events, send_frames
+from .stream import Following, refuse_websocket, send_events, send_frames, start_events
 from .ui.views import for_people
 
 Scope = MutableMapping[str, Any]
@@ -68,13 +68,18 @@ class Api:
                 answer = await self._answer(call, scope, receive)
             if isinstance(answer, Following | Ringing):
                 self._count(method, route, 200, started)
-                await self._follow(call, answer, scope, send, receive)
+                if method == "HEAD" and isinstance(answer, Following):
+                    await answer.follower.close()
+                    await start_events(send, is_over=True)
+                else:
+                    await self._follow(call, answer, scope, send, receive)
                 return
             if isinstance(answer, Relayed):
                 await self._relay(call, answer, scope, send, receive)
                 return
         except Exception as error:
-            answer = problems.answer_of(error, instance)
+            most = self.context.options.limits.conflict_bytes
+            answer = problems.answer_of(error, instance, most)
             self.context.refusals.note(answer.body["error"])
             answer = await for_people(answer, self.context, scope)
         self._count(method, route, answer.status, started)
@@ -89,6 +94,7 @@ class Api:
         access.require_small(scope["headers"])
         headers = Headers(scope["headers"])
         access.require_host(headers, scope["scheme"])
+        bodies.require_one_length(headers)
         path, token = self._path(scope["raw_path"]), NOBODY
         if path not in OPEN:
             is_page = path.startswith(PAGES.encode())

@@ -15,6 +15,17 @@ from .messages import Headers
 
 # A value is nested a few levels deep in the body of a request.
 DEPTH_AROUND = 4
+FIELDS_MAX = 100
+
+
+def require_one_length(headers: Headers) -> None:
+    """Refuse a request whose end is ambiguous: a proxy could take its rest for another request."""
+    if headers.get("content-length") is not None and headers.get("transfer-encoding") is not None:
+        raise Refusal(
+            "malformed",
+            "Content-Length and Transfer-Encoding contradict each other",
+            headers={"connection": "close"},
+        )
 
 
 async def read_body(receive: Callable[[], Awaitable[Any]], headers: Headers, most: int) -> bytes:
@@ -82,10 +93,12 @@ def parse_query(raw: bytes, wanted: Any) -> Any:
     """Return the parameters of a query as the type that a route takes."""
     try:
         pairs = parse_qsl(
-            raw.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=100
+            raw.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=FIELDS_MAX
         )
     except ValueError:
-        raise Refusal("malformed", "the query is not UTF-8 text") from None
+        raise Refusal(
+            "malformed", f"the query is not UTF-8 text, or has more than {FIELDS_MAX} fields"
+        ) from None
     given: dict[str, str] = {}
     for name, value in pairs:
         if name in given:

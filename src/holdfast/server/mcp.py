@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..answers.problems import Refusal
+from ..extras import required
 from ..kernel.operation import Async
 from ..mcp.caller import Claim, Permission
 from ..session import Session
@@ -51,6 +52,11 @@ class TokenReach:
         """The root of the tree that the token is limited to."""
         root_id = self.call.token.root_id
         return None if root_id is None else Claim("token", root_id)
+
+    @property
+    def conflict_bytes(self) -> int:
+        """How many bytes of current values the response to a conflict includes."""
+        return self.call.context.options.limits.conflict_bytes
 
     def require(self, permission: Permission) -> None:
         """Raise if the token or the server does not allow it."""
@@ -155,10 +161,7 @@ class McpMount:
         except ImportError as error:
             self._starting = None
             log.warning("MCP cannot be served: %s", error)
-            raise Refusal(
-                "not_found",
-                f"the server needs {error.name} for MCP: pip install 'holdfast-agents[mcp]'",
-            ) from None
+            raise
 
     async def _start(self) -> StreamableHTTPSessionManager:
         service, manager = await asyncio.to_thread(_load, self._context.options.limits.body_bytes)
@@ -176,10 +179,11 @@ async def _run(manager: StreamableHTTPSessionManager, ready: asyncio.Event) -> N
 
 
 def _load(body_bytes: int) -> tuple[Service, StreamableHTTPSessionManager]:
-    from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
-    from mcp.server.transport_security import TransportSecuritySettings
+    with required("MCP", "mcp"):
+        from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+        from mcp.server.transport_security import TransportSecuritySettings
 
-    from ..mcp.service import Service
+        from ..mcp.service import Service
 
     service = Service(_reach_of)
     manager = StreamableHTTPSessionManager(

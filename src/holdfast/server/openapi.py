@@ -13,7 +13,9 @@ from .endpoints import Endpoint
 from .problems import CONTENT_TYPE
 
 EVERY_REQUEST = ("malformed", "foreign_origin", "foreign_host", "headers_too_large")
-WITH_TOKEN = ("unauthorized", "forbidden", "rate_limited", "invalid_request", "unavailable")
+WITH_TOKEN = (
+    "unauthorized", "forbidden", "rate_limited", "invalid_request", "not_installed", "unavailable",
+)  # fmt: skip
 WITH_BODY = ("malformed", "unsupported_media_type", "too_large", "invalid_request")
 WITH_WRITE = ("read_only", "store_full")
 PATH = {

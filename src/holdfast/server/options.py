@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any
 
+from ..answers.problems import CONFLICT_BYTES
+from ..arguments import shown
+from ..codec import Limits
 from ..effects import Tool
+from ..errors import InvalidArgument
 from ..maintenance.retention import require_days
+from ..replies.noun import KEPT_MS
 from .sign_in import SignIn
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
@@ -35,7 +41,36 @@ class ServerLimits:
     """How long a client may take to send a request."""
     wait_seconds: float = 60.0
     """How long a request may wait for an agent's answer."""
-    idempotency_hours: int = 24
+    conflict_bytes: int = CONFLICT_BYTES
+    """How many bytes of current values the response to a conflict includes; others are omitted."""
+    idempotency_hours: int = field(default=KEPT_MS // 3_600_000, init=False)
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            number = getattr(self, each.name)
+            if number is not None and not 0 <= number < math.inf:
+                raise InvalidArgument(f"the limit {each.name} must not be {number}")
+
+
+def limits_of(given: Iterable[str]) -> tuple[ServerLimits, Limits]:
+    """Return the limits of a server and its store; those given as NAME=NUMBER, others default."""
+    numbers: dict[str, int | float] = {}
+    known = {each.name: each.type for each in (*fields(ServerLimits), *fields(Limits)) if each.init}
+    for each in given:
+        name, _, number = each.partition("=")
+        if name not in known:
+            raise InvalidArgument(
+                f"--limit {shown(each)}: there is no limit {shown(name)}; one of {', '.join(known)}"
+            )
+        try:
+            numbers[name] = float(number) if known[name] == "float" else int(number)
+        except ValueError:
+            raise InvalidArgument(f"--limit {shown(each)}: not a number") from None
+    ours = {each.name for each in fields(Limits)}
+    return (
+        ServerLimits(**{name: each for name, each in numbers.items() if name not in ours}),  # type: ignore[arg-type]
+        Limits(**{name: int(each) for name, each in numbers.items() if name in ours}),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, ClassVar
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -51,61 +51,85 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self.handshake_complete = True
 
     def _refuse(self, code: str, why: str) -> None:
-        headers = {"allow": "GET", "sec-websocket-version": "13", "connection": "close"}
+        headers = {"allow": "GET", "sec-websocket-version": "13"}
         refusal = Refusal(code, f"the WebSocket handshake failed: {why}", headers=headers)
-        answer = answer_of(refusal, "")
-        content = answer.content()
-        fields = {"content-type": answer.content_type, "content-length": str(len(content))}
-        lines = [f"HTTP/1.1 {answer.status} {answer.body['title']}"]
-        lines += [f"{name}: {value}" for name, value in {**fields, **answer.headers}.items()]
         self.handshake_complete = self.close_sent = True
-        self.transport.write("\r\n".join([*lines, "", ""]).encode("latin-1") + content)
-        self.transport.close()
+        _close_with(refusal, self.transport)
+
+
+def _close_with(refusal: Refusal, transport: asyncio.Transport) -> None:
+    """Send a response without the help of a protocol, and close the connection."""
+    answer = answer_of(refusal, "")
+    content = answer.content()
+    fields = {
+        "content-type": answer.content_type,
+        "content-length": str(len(content)),
+        "connection": "close",
+        **answer.headers,
+    }
+    lines = [f"HTTP/1.1 {answer.status} {answer.body['title']}"]
+    lines += [f"{name}: {value}" for name, value in fields.items()]
+    transport.write("\r\n".join([*lines, "", ""]).encode("latin-1") + content)
+    transport.close()
+
+
+class LimitedProtocol(H11Protocol):
+    """A connection with a deadline for sending a whole request."""
+
+    request_seconds: ClassVar[float]
+    connections_max: ClassVar[int]
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin, unless there are too many connections."""
+        super().connection_made(transport)
+        self._wait()
+        if len(self.connections) > self.connections_max:
+            why = f"the server has {self.connections_max:,} connections, which is its limit"
+            _close_with(Refusal("rate_limited", why), transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Receive data from the client."""
+        super().data_received(data)
+        their_state = self.conn.their_state
+        has_begun = their_state is h11.IDLE and bool(self.conn.trailing_data[0])
+        # For h11, a request that was upgraded to a WebSocket never ends.
+        if their_state is h11.SEND_BODY or has_begun:
+            self._wait()
+        else:
+            self._stop_waiting()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is not HTTP."""
+        if self.conn.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
+            refusal = Refusal("malformed", "this is not a valid HTTP request")
+            _close_with(refusal, self.transport)
+        else:
+            self.transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Clean up."""
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def _wait(self) -> None:
+        if self._deadline is None:
+            self._deadline = self.loop.call_later(self.request_seconds, self._give_up)
+
+    def _stop_waiting(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _give_up(self) -> None:
+        self._deadline = None
+        # The same deadline applies to the handshake of a WebSocket, and to nothing after it.
+        current: Any = self.transport.get_protocol()
+        if current is self or (current is not None and not current.handshake_complete):
+            self.transport.abort()
 
 
 def limited(request_seconds: float, connections: int) -> type[H11Protocol]:
     """Return a protocol that drops clients that do not send a whole request in time."""
-
-    class LimitedProtocol(H11Protocol):
-        """A connection with a deadline for sending a whole request."""
-
-        _deadline: asyncio.TimerHandle | None = None
-
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            if len(self.connections) > connections:
-                transport.abort()
-                return
-            self._wait()
-
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            their_state = self.conn.their_state
-            has_begun = their_state is h11.IDLE and bool(self.conn.trailing_data[0])
-            # For h11, a request that was upgraded to a WebSocket never ends.
-            if their_state is h11.SEND_BODY or has_begun:
-                self._wait()
-            else:
-                self._stop_waiting()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._stop_waiting()
-            super().connection_lost(exc)
-
-        def _wait(self) -> None:
-            if self._deadline is None:
-                self._deadline = self.loop.call_later(request_seconds, self._give_up)
-
-        def _stop_waiting(self) -> None:
-            if self._deadline is not None:
-                self._deadline.cancel()
-                self._deadline = None
-
-        def _give_up(self) -> None:
-            self._deadline = None
-            # The same deadline applies to the handshake of a WebSocket, and to nothing after it.
-            current: Any = self.transport.get_protocol()
-            if current is self or (current is not None and not current.handshake_complete):
-                self.transport.abort()
-
-    return LimitedProtocol
+    given = {"request_seconds": request_seconds, "connections_max": connections}
+    return type("LimitedProtocol", (LimitedProtocol,), given)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import os
+import resource
 import signal
 import socket
 import stat
@@ -32,13 +34,19 @@ AUDIT_SECONDS = 60.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # How much of a request's head is parsed; beyond the limit of headers, it is refused as too large.
 START_BYTES_MAX = 65_536
+LOCALHOST = "localhost"
+# The files that a server has open besides its connections: databases, sockets, modules.
+FILES_BESIDE = 256
+# How often to look for a port that is free at both loopback addresses.
+PORT_ATTEMPTS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
     """Where a server listens."""
 
-    host: str = "127.0.0.1"
+    host: str = LOCALHOST
+    """An address; `localhost` means both loopback addresses."""
     port: int = 0
     uds: str | None = None
     certfile: str | None = None
@@ -64,7 +72,10 @@ class Address:
 
 def is_loopback(host: str) -> bool:
     """Whether an address can be reached only from this machine."""
-    return host in {"localhost", "::1"} or host.startswith("127.")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == LOCALHOST
 
 
 class Application:
@@ -161,15 +172,15 @@ class Process(uvicorn.Server):
 
 @dataclass(slots=True)
 class Serving:
-    """A bound socket, and what is served on it."""
+    """Bound sockets, and what is served on them."""
 
     place: Mapping[str, Any]
     address: Address
     options: Options
-    socket: socket.socket = field(init=False)
+    sockets: list[socket.socket] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.socket = bound(self.address)
+        self.sockets = bound(self.address)
         hosts = set(self.options.hosts) | LOOPBACK | {self.address.host}
         self.options = _reached(self.options, frozenset(hosts), self.address)
 
@@ -179,7 +190,7 @@ class Serving:
         if self.address.uds is not None:
             path = quote(os.path.abspath(self.address.uds), safe="")
             return f"http+unix://{path}{self.options.base_path}"
-        host, port = self.socket.getsockname()[:2]
+        host, port = self.sockets[0].getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         return f"{self.address.scheme}://{shown}:{port}{self.options.base_path}"
 
@@ -211,8 +222,9 @@ class Serving:
     def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Serve until a signal arrives."""
         process = self.process(ready)
+        allow_files(self.options.limits.connections + FILES_BESIDE)
         try:
-            process.run(sockets=[self.socket])
+            process.run(sockets=self.sockets)
         finally:
             self.close()
         if not process.started:
@@ -220,32 +232,75 @@ class Serving:
 
     async def serve(self, ready: Callable[[], None]) -> None:
         """Serve in this event loop until it is cancelled."""
-        await self.process(ready).serve(sockets=[self.socket])
+        await self.process(ready).serve(sockets=self.sockets)
 
     def close(self) -> None:
         """Release the address."""
-        self.socket.close()
+        _close(self.sockets)
         if self.address.uds is not None:
             Path(self.address.uds).unlink(missing_ok=True)
 
 
-def bound(address: Address) -> socket.socket:
-    """Return a socket bound to an address."""
+def allow_files(count: int) -> None:
+    """Let this process open so many files, as far as the system allows: a connection is a file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def bound(address: Address) -> list[socket.socket]:
+    """Return the sockets bound to an address."""
     if address.uds is not None:
-        return _bound_unix(address.uds)
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    # asyncio disables Nagle's delay only for a socket that is known to be TCP.
-    bound_socket = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        return [_bound_unix(address.uds)]
+    if address.host != LOCALHOST:
+        return [_bound_tcp(address.host, address.port)]
+    for _ in range(PORT_ATTEMPTS):
+        first = _bound_tcp("127.0.0.1", address.port)
+        try:
+            return [first, *_bound_ipv6(first.getsockname()[1])]
+        except InvalidArgument:
+            first.close()
+            if address.port:
+                raise
+    raise InvalidArgument("no port is free at both 127.0.0.1 and ::1; choose one with --port")
+
+
+def _bound_ipv6(port: int) -> list[socket.socket]:
+    """Return a socket at the loopback address of IPv6, if the machine has one.
+
+    Another user's program that listens there would be sent the tokens of clients that connect to
+    `localhost`.
+    """
     try:
-        bound_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound_socket.bind((address.host, address.port))
-    except OSError as error:
-        bound_socket.close()
-        raise InvalidArgument(
-            f"cannot listen at {address.host} port {address.port}: {error.strerror}; "
-            "choose another port with --port, or 0 for any free one"
-        ) from None
+        _bound_tcp("::1", 0).close()
+    except InvalidArgument:
+        return []
+    return [_bound_tcp("::1", port)]
+
+
+def _bound_tcp(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # asyncio disables Nagle's delay only for a socket that is known to be TCP.
+    with contextlib.ExitStack() as undoing:
+        try:
+            bound_socket = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+            undoing.callback(bound_socket.close)
+            bound_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound_socket.bind((host, port))
+        except OSError as error:
+            raise InvalidArgument(
+                f"cannot listen at {host} port {port}: {error.strerror}; "
+                "choose another port with --port, or 0 for any free one"
+            ) from None
+        undoing.pop_all()
     return bound_socket
+
+
+def _close(sockets: list[socket.socket]) -> None:
+    for each in sockets:
+        each.close()
 
 
 def _bound_unix(path: str) -> socket.socket:

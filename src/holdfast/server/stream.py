@@ -127,11 +127,18 @@ class Wire:
     ended: Callable[[Exception], Awaitable[None]]
 
 
+async def start_events(send: Send, *, is_over: bool = False) -> None:
+    """Send the headers of a stream; one that `is_over` has nothing else."""
+    headers = [(name.encode(), value.encode()) for name, value in SSE_HEADERS.items()]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    if is_over:
+        await send({"type": "http.response.body", "body": b""})
+
+
 async def send_events(following: Following, send: Send, receive: Receive) -> None:
     """Send changes as server-sent events until the client disconnects."""
     await following.follower.begin()
-    headers = [(name.encode(), value.encode()) for name, value in SSE_HEADERS.items()]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await start_events(send)
 
     async def body(text: str) -> None:
         await send({"type": "http.response.body", "body": text.encode(), "more_body": True})

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..arguments import shown
 from ..codec import Codec
-from ..errors import InvalidArgument, InvalidValue, StoreError
+from ..errors import InvalidArgument, InvalidValue
 from ..kernel.operation import PerStore, Runtime
 
 if TYPE_CHECKING:
@@ -90,14 +90,11 @@ def _is_failure(error: BaseException) -> bool:
 
 
 def _library() -> Any:
-    try:
+    from ..extras import required
+
+    with required("checking a JSON Schema", "schema"):
         import jsonschema
         import jsonschema.validators
-    except ImportError as error:
-        raise StoreError(
-            "checking a JSON Schema needs a package: "
-            'pip install "holdfast-agents[schema]"; nothing was changed.'
-        ) from error
     return jsonschema
 
 

@@ -13,7 +13,7 @@ import msgspec
 from ...answers.problems import Refusal
 from ...codec import from_json
 from ...errors import InvalidValue
-from ..bodies import parse_query
+from ..bodies import FIELDS_MAX, parse_query
 from ..messages import Call
 
 # Statuses of problems that a person can correct on the same page.
@@ -65,7 +65,11 @@ class Around:
 
 def sent_by(call: Call) -> dict[str, str]:
     """Return what a form sends, as it was typed."""
-    return dict(parse_qsl(call.raw_body.decode("latin-1"), keep_blank_values=True))
+    text = call.raw_body.decode("latin-1")
+    try:
+        return dict(parse_qsl(text, keep_blank_values=True, max_num_fields=FIELDS_MAX))
+    except ValueError:
+        raise Refusal("malformed", f"the form has more than {FIELDS_MAX} fields") from None
 
 
 def form_of(call: Call, wanted: type[Form]) -> Any:
