@@ -20,12 +20,12 @@ from .kernel.operation import (
     Row,
     Tx,
     deciding,
-    large_query,
     listed,
     one,
     operation,
     query,
     rows,
+    whole_query,
 )
 from .peers import PeerRequest, Resumption
 from .peers.asks import RESUME
@@ -369,7 +369,7 @@ class Work(Handle[C]):
         found = yield from rows(reports.LIST_DEAD, before=reports.before_of(before), limit=limit)
         return [WorkItem(self.runtime, row) for row in found]
 
-    @large_query
+    @whole_query
     def counts(self, *, finished: bool = True, at_most: int | None = None) -> Op[Counts]:
         """Count items by type and status, with their ages. Reads every item.
 
@@ -387,7 +387,7 @@ class Work(Handle[C]):
         """
         return (yield from reports.health(stale_seconds, at_most))
 
-    @large_query
+    @whole_query
     def growth(self, *, limit: int = 10) -> Op[Grown]:
         """Return the sessions with the most checkpoints."""
         require_limit(limit, GROWTH_MAX)

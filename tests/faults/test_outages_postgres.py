@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import quote
 
+import psycopg
 import pytest
 
 import holdfast
+from holdfast.kernel.operation import C, Handle, Op, query, rows, whole_query
 from holdfast.testing.nouns import Counter
 from holdfast.testing.proxy import PostgresProxy
 from tests.faults.workload import found_in, in_threads
@@ -97,6 +99,83 @@ def test_a_silent_server_ends_every_async_call_in_time(
         await store.close()
 
     within_limits(lambda: asyncio.run(run()))
+
+
+class Slow(Handle[C]):
+    """Statements that take long on the server."""
+
+    SLEEP = "SELECT pg_sleep(CAST(:seconds AS double precision)) IS NOT NULL AS slept"
+    LOCKED = "SELECT count(*) AS found FROM hf_test_counters"
+
+    @query
+    def read(self, seconds: float) -> Op[list[dict[str, Any]]]:
+        """Sleep on the server."""
+        return (yield from rows(self.SLEEP, seconds=seconds))
+
+    @whole_query
+    def read_all(self, seconds: float) -> Op[list[dict[str, Any]]]:
+        """Sleep on the server, as a query that reads everything."""
+        return (yield from rows(self.SLEEP, seconds=seconds))
+
+    @whole_query
+    def read_locked(self) -> Op[list[dict[str, Any]]]:
+        """Read a table that somebody may have locked."""
+        return (yield from rows(self.LOCKED))
+
+
+LONGER_THAN_THE_LIMIT = 6.0
+FOR_EVER = 600.0
+
+
+def test_a_query_that_reads_everything_may_be_slow(impatient: Place) -> None:
+    with holdfast.open(**impatient) as store:
+        slow = Slow(store.runtime)
+        with pytest.raises(holdfast.StoreUnavailable, match=SILENT):
+            slow.read(FOR_EVER)
+        assert slow.read_all(LONGER_THAN_THE_LIMIT) == [{"slept": True}]
+
+
+def test_an_async_query_that_reads_everything_may_be_slow(impatient: Place) -> None:
+    async def run() -> None:
+        async with holdfast.aopen(**impatient) as store:
+            slow = Slow(store.runtime)
+            with pytest.raises(holdfast.StoreUnavailable, match=SILENT):
+                await slow.read(FOR_EVER)
+            assert await slow.read_all(LONGER_THAN_THE_LIMIT) == [{"slept": True}]
+
+    asyncio.run(run())
+
+
+def test_a_slow_query_ends_when_the_server_answers_nobody(
+    proxy: PostgresProxy, impatient: Place
+) -> None:
+    def run() -> None:
+        with holdfast.open(**impatient) as store:
+            freezing = threading.Timer(0.5, proxy.freeze)
+            freezing.start()
+            with pytest.raises(holdfast.StoreUnavailable, match=SILENT):
+                Slow(store.runtime).read_all(FOR_EVER)
+            freezing.join()
+            proxy.thaw()
+
+    within_limits(run)
+
+
+def test_a_query_that_reads_everything_does_not_wait_for_a_lock(
+    impatient: Place, direct: Place, postgres_dsn: str
+) -> None:
+    with (
+        holdfast.open(**impatient) as store,
+        psycopg.connect(postgres_dsn) as locking,
+    ):
+        Counter(store).add(1, note="first")
+        locking.execute(f'LOCK TABLE "{direct["namespace"]}".hf_test_counters')
+
+        def run() -> None:
+            with pytest.raises(holdfast.StoreBusy):
+                Slow(store.runtime).read_locked()
+
+        within_limits(run)
 
 
 def test_one_silent_connection_is_the_end_of_all_that_were_idle(

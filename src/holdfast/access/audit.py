@@ -23,11 +23,11 @@ from ..kernel.operation import (
     Query,
     Row,
     batch,
-    large_query,
     one,
     operation,
     query,
     rows,
+    whole_query,
 )
 from ..records import Actor
 
@@ -142,7 +142,7 @@ class Audit(Handle[C]):
         """Return the number and digest of the last record, to be recorded outside the store."""
         return (yield from _read_head())
 
-    @large_query
+    @whole_query
     def verify(self, head: str | None = None) -> Op[AuditCheck]:
         """Look for records that were edited, removed, reordered or added by hand.
 

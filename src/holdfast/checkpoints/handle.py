@@ -8,7 +8,17 @@ from typing import Any
 from ..arguments import require_limit, require_one_of, require_text, require_whole, shown
 from ..errors import InvalidArgument
 from ..feed import emit
-from ..kernel.operation import C, Op, deciding, large_query, one, operation, query, rows
+from ..kernel.operation import (
+    C,
+    Op,
+    deciding,
+    large_query,
+    one,
+    operation,
+    query,
+    rows,
+    whole_query,
+)
 from ..records import KINDS, Checkpoint, Kind, LoadedCheckpoint, ResumePoint
 from ..sessions.handle import SessionHandle
 from . import read
@@ -174,7 +184,7 @@ class CheckpointOps(SessionHandle[C]):
             yield from require_session(self.number, self.id)
         return [header(self.runtime.codec, self.id, row) for row in found]
 
-    @query
+    @whole_query
     def counts(self, *, at_most: int | None = None) -> Op[dict[str, int]]:
         """Return how many checkpoints the session has of each kind; it reads every one of them.
 

@@ -27,11 +27,11 @@ from ..kernel.operation import (
     Query,
     Row,
     Runtime,
-    large_query,
     one,
     operation,
     query,
     rows,
+    whole_query,
 )
 from ..records import Pruned
 from ..sessions.retention import LIST_FORKS, LIST_LONG_SESSIONS
@@ -248,7 +248,7 @@ class PrunePlan:
     """Lines with items that the versions that stay do not need."""
 
 
-@large_query
+@whole_query
 def read_plan(
     runtime: Runtime, retention: Retention, session: Row, is_first: bool
 ) -> Op[PrunePlan | None]:
@@ -363,7 +363,7 @@ def _archived(
     return keys, lines
 
 
-@large_query
+@whole_query
 def list_unused(_: Runtime, after: int) -> Op[list[int]]:
     """Return the next lines that no session uses."""
     return [row["id"] for row in (yield from rows(LIST_UNUSED, after=after, limit=LINES_PER_PASS))]

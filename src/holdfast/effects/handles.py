@@ -13,7 +13,7 @@ from ..checkpoints.read import spans
 from ..errors import InProgress, InvalidArgument, NotFound, Refused, SessionNotFound
 from ..kernel.flow import Flow, flow, perform
 from ..kernel.nouns import find_row
-from ..kernel.operation import C, Handle, Lock, Op, Row, listed, operation, query, rows
+from ..kernel.operation import C, Handle, Lock, Op, Row, listed, operation, query, rows, whole_query
 from ..kernel.sql import merged
 from ..records import EFFECT_STATUSES, Effect, EffectKind, EffectStatus
 from ..sessions.access import Place
@@ -227,7 +227,7 @@ class SessionEffects(SessionHandle[C]):
         place = self._place
         return (yield from undo_after(self.ledger, place, to, known, self.holder))
 
-    @query
+    @whole_query
     def standing(self, version: int) -> Op[list[Effect]]:
         """Return the effects since a version that may have happened and were not undone.
 

@@ -16,7 +16,7 @@ from .commit_settlement import COUNT_WRITERS, WRITER_KEPT_MS
 from .driver import DialectName, Runner, Settings
 from .nouns import Noun
 from .opening import existing, open_remote, require_psycopg
-from .operation import Call, Op, query, rows
+from .operation import Call, Op, query, rows, whole_query
 from .schema import SchemaOps, formats, newest, no_store
 from .sqlite import SqliteReader
 from .sqlite.health import file_findings, page_checks
@@ -58,7 +58,7 @@ class HealthOps:
         """Return how much the tables of a schema hold."""
         return (yield from _bytes_in(schema))
 
-    @query
+    @whole_query
     def check(self, check: Callable[[], Op[list[Finding]]]) -> Op[list[Finding]]:
         """Run one check."""
         return (yield from check())

@@ -396,6 +396,8 @@ class Definition(Generic[R_co]):
     """Whether the call ends with a `Decide` that returned a row."""
     is_marked: ClassVar[bool] = True
     """Whether the call leaves a mark by which a COMMIT without an answer can be settled."""
+    is_patient: ClassVar[bool] = False
+    """Whether the call waits for a slow statement as long as its server answers others."""
     function: Callable[..., Op[R_co]]
     __qualname__: str
 
@@ -501,6 +503,12 @@ class large_query(operation[P, R_co]):  # noqa: N801 - it is used as a decorator
     """A query with a possibly large result; an async SQLite store runs it in a reader thread."""
 
     mode = "read_large"
+
+
+class whole_query(large_query[P, R_co]):  # noqa: N801 - it is used as a decorator
+    """A query that reads everything there is, however long that takes."""
+
+    is_patient = True
 
 
 @query

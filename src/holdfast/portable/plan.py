@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Hashable, Iterator, Sequence
 from typing import IO
 
-from ..kernel.operation import Op, Runtime, large_query
+from ..kernel.operation import Op, Runtime, whole_query
 from ..kernel.schema import read_store_id
 from ..sessions.portable import list_trees, trees_of
 
@@ -53,7 +53,7 @@ class Plan:
         self._linked: dict[Hashable, list[str]] = {}
         self._chosen: list[str] | None = None
 
-    @large_query
+    @whole_query
     def read(self, ids: Sequence[str] | None) -> Op[None]:
         """Choose the trees of these sessions, with those they were forked from, or all."""
         self.store_id = yield from read_store_id()

@@ -13,7 +13,7 @@ from ..codec import Codec
 from ..errors import CorruptRecord, InvalidArgument
 from ..feed.portable import read_positions
 from ..kernel.nouns import Noun
-from ..kernel.operation import Op, Runtime, large_query, operation, query
+from ..kernel.operation import Op, Runtime, operation, query, whole_query
 from ..kernel.portable import Export, Import, Record, Seen, SeenFile
 from ..sessions.portable import read_members
 from .file import ExportWriter, Format, GroupRecord, Source
@@ -25,7 +25,7 @@ class Exporter:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
 
-    @large_query
+    @whole_query
     def write(self, writer: ExportWriter, group: Sequence[str]) -> Op[dict[str, int]]:
         """Write a group of trees, except those deleted since they were chosen.
 

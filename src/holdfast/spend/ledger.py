@@ -40,6 +40,7 @@ from ..kernel.operation import (
     operation,
     query,
     rows,
+    whole_query,
 )
 from ..kernel.sql import given as given_as
 from ..kernel.sql import given_keys
@@ -310,7 +311,7 @@ class StoreSpend(Handle[C]):
         """
         return (yield from _listed(self.runtime.codec, _of_session(session), state, after, limit))
 
-    @query
+    @whole_query
     def spending(
         self,
         by: Literal["session", "model", "day"] = "model",

@@ -13,6 +13,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import psycopg
@@ -20,7 +21,7 @@ from psycopg.types.numeric import Int8Dumper
 
 from ...errors import HoldfastError, InvalidArgument, StoreClosed, StoreUnavailable
 from ..url import PostgresTarget, without_values
-from .pipeline import Link, Slot
+from .pipeline import Link, Message, Slot
 
 CONNECTIONS_MAX = 16
 CONNECT_SECONDS_MAX = 10
@@ -127,6 +128,15 @@ class Connections:
         connection = connect(self._target.dsn, seconds, "holdfast")
         # Old poolers cannot keep prepared statements from one transaction to the next.
         return Link(connection, place, prepares=self._target.prepares)
+
+    def is_answered(self, seconds: float) -> bool:
+        """Whether the server answers on a connection that is opened for this; blocks."""
+        try:
+            with closing(self.connect(Slot(), seconds)) as link:
+                link.run([Message("SELECT 1")], seconds)
+        except psycopg.Error:
+            return False
+        return True
 
     def give(self, link: Link) -> None:
         """Take a connection back, or hand it to the first in the queue."""

@@ -87,8 +87,9 @@ class PostgresDriver(SyncDriver):
 
     def _perform(self, step: DriverStep) -> Any:
         match step:
-            case Send(connection, messages):
-                return connection.run(messages, self.transactions.answer_seconds)
+            case Send(connection, messages, _, is_patient):
+                is_alive = self.transactions.is_alive if is_patient else None
+                return connection.run(messages, self.transactions.answer_seconds, is_alive)
             case Connect(slot, seconds):
                 return self.connections.connect(slot, seconds)
             case Queue(turn, seconds):
@@ -126,9 +127,12 @@ class AsyncPostgresDriver(AsyncDriver):
 
     async def _perform(self, step: DriverStep) -> Any:
         match step:
-            case Send(connection, messages, is_commit):
+            case Send(connection, messages, is_commit, is_patient):
                 limit_seconds = self._transactions.answer_seconds
-                return await connection.run_async(messages, limit_seconds, to_the_end=is_commit)
+                is_alive = self._transactions.is_alive if is_patient else None
+                return await connection.run_async(
+                    messages, limit_seconds, is_alive, to_the_end=is_commit
+                )
             case Connect(slot, seconds):
                 # Name resolution would block the event loop.
                 made = in_thread(partial(self._connections.connect, slot, seconds))

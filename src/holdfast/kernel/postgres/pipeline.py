@@ -125,18 +125,27 @@ class Link:
             if self._pgconn.notify_handler is not None:
                 self._pgconn.notify_handler(notification)
 
-    def run(self, messages: Sequence[Message], limit_seconds: float) -> list[Reply]:
-        """Make one round trip on this thread."""
+    def run(
+        self,
+        messages: Sequence[Message],
+        limit_seconds: float,
+        is_alive: Callable[[], bool] | None = None,
+    ) -> list[Reply]:
+        """Make one round trip on this thread; after the limit, go on as long as `is_alive`."""
         steps = self.exchange(messages)
         try:
             wanted = next(steps)
             while True:
-                wanted = steps.send(self._wait(wanted, limit_seconds))
+                while not (found := self._wait(wanted, limit_seconds)):
+                    if is_alive is None or not is_alive():
+                        raise Silent(limit_seconds)
+                wanted = steps.send(found)
         except StopIteration as stop:
             replies: list[Reply] = stop.value
             return replies
 
     def _wait(self, wanted: int, limit_seconds: float) -> int:
+        """Wait until the socket can be read or written, as wanted; return which, or 0."""
         if wanted & _WRITE:
             ready = select.poll()
             events = select.POLLOUT | (select.POLLIN if wanted & _READ else 0)
@@ -145,13 +154,18 @@ class Link:
             ready = self._readable
         found = ready.poll(limit_seconds * 1000)
         if not found:
-            raise Silent(limit_seconds)
+            return 0
         # An error on the socket is reported by the next read or write.
         is_writable = found[0][1] & select.POLLOUT
         return wanted & (_READ | (_WRITE if is_writable else 0)) or wanted
 
     async def run_async(
-        self, messages: Sequence[Message], limit_seconds: float, *, to_the_end: bool
+        self,
+        messages: Sequence[Message],
+        limit_seconds: float,
+        is_alive: Callable[[], bool] | None = None,
+        *,
+        to_the_end: bool = False,
     ) -> list[Reply]:
         """Make one round trip in the event loop; with `to_the_end`, a cancellation is raised only
         after it, unless it takes too long.
@@ -166,9 +180,9 @@ class Link:
             while True:
                 found = 0
                 try:
-                    found = await _ready(loop, self.descriptor, wanted, limit_seconds)
-                    if not found:
-                        raise Silent(limit_seconds)
+                    while not (found := await _ready(loop, self.descriptor, wanted, limit_seconds)):
+                        if is_alive is None or not await asyncio.wrap_future(in_thread(is_alive)):
+                            raise Silent(limit_seconds)
                 except asyncio.CancelledError as error:
                     if not to_the_end:
                         raise
@@ -340,6 +354,8 @@ class Send(msgspec.Struct):
     messages: Sequence[Message]
     is_commit: bool = False
     """Whether the outcome must be known: even a cancelled caller waits for it."""
+    is_patient: bool = False
+    """Whether to go on waiting as long as the server answers others."""
 
 
 class Sleep(msgspec.Struct):

@@ -83,10 +83,10 @@ class Transactions:
         self._lending = connections
         self._notifier = notifier
         self.answer_seconds = answer_seconds(settings)
-        timeout = f"{round(settings.busy_timeout_seconds * 1000)}ms"
+        self._lock_timeout = f"{round(settings.busy_timeout_seconds * 1000)}ms"
         self._write_settings = {
-            "lock_timeout": timeout,
-            "idle_in_transaction_session_timeout": timeout,
+            "lock_timeout": self._lock_timeout,
+            "idle_in_transaction_session_timeout": self._lock_timeout,
             "synchronous_commit": "on" if settings.durability == "full" else "off",
             # The plan of a prepared statement is made while a new table is nearly empty, and kept
             # until the table is analyzed. Every row that a write looks for has an index.
@@ -329,7 +329,10 @@ class Transactions:
         if not execution.queries:
             return True
         call = execution.call
-        may_be_single = not (self.settings.is_clock_virtual or self.settings.mode == "read")
+        is_patient = call.operation.is_patient
+        may_be_single = not (
+            self.settings.is_clock_virtual or self.settings.mode == "read" or is_patient
+        )
         if may_be_single and len(execution.queries) == 1 and call.name not in self._takes_several:
             replies = yield from self._ask(connection, [], execution)
             execution.advance([reply.rows for reply in replies])
@@ -339,7 +342,8 @@ class Transactions:
             return not execution.queries
         opening = [
             Message("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", boundary="begin"),
-            *self._local({}),
+            # A slow statement is waited for, but not one that a lock keeps from beginning.
+            *self._local({"lock_timeout": self._lock_timeout} if is_patient else {}),
         ]
         while execution.queries:
             replies = yield from self._ask(connection, opening, execution)
@@ -366,18 +370,23 @@ class Transactions:
         *,
         is_commit: bool = False,
     ) -> Steps[list[Reply]]:
-        probe = self.settings.hooks.probe
+        probe, is_patient = self.settings.hooks.probe, execution.call.operation.is_patient
         if probe is not None:
             # Each statement travels alone, so that every boundary can be probed.
             replies: list[Reply] = []
             for message in messages:
                 last = message.boundary == "commit"
                 probe(Point(message.boundary, "before", execution.call.name, message.text))
-                replies += yield Send(connection, [message], is_commit and last)
+                replies += yield Send(connection, [message], is_commit and last, is_patient)
                 probe(Point(message.boundary, "after", execution.call.name, message.text))
             return replies
-        answered: list[Reply] = yield Send(connection, messages, is_commit)
+        answered: list[Reply] = yield Send(connection, messages, is_commit, is_patient)
         return answered
+
+    def is_alive(self) -> bool:
+        """Whether the server answers on a new connection; blocks."""
+        assert self._lending is not None
+        return self._lending.is_answered(self.answer_seconds)
 
     def _settle(self, lost: CommitLost, deadline: float) -> Steps[bool]:
         """Determine on another connection whether a lost COMMIT took effect."""
