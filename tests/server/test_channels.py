@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator
 from functools import partial
 from typing import Any
@@ -14,6 +15,7 @@ from holdfast.records import Event
 from holdfast.server.channels import Backlog, Hub, Lagging, Source
 from holdfast.server.frames import EventFrames, Frames
 from holdfast.server.stream import TRY_AGAIN, Following, closing
+from tests.server.serving import Served
 
 SECONDS_MAX = 60
 
@@ -121,7 +123,62 @@ def test_what_is_delivered_at_once_never_overtakes_what_is_queued() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(("after", "begins"), [(None, "7"), (5, "5")])
+def test_a_follower_knows_where_it_begins_before_the_first_change(
+    after: int | None, begins: str
+) -> None:
+    async def main() -> None:
+        async def follow(after: int) -> AsyncGenerator[Frames[Any], None]:
+            await asyncio.Event().wait()
+            yield frames(0)
+
+        async def head() -> int:
+            return 7
+
+        async def page(place: int) -> list[Frames[Any]]:
+            return [frames(number) for number in range(place + 1, 8)]
+
+        hub = Hub(Backlog(10, 10_000), lambda: False)
+        following = Following(hub.subscribe(Source("feed", head, page, follow), after))
+        async with asyncio.timeout(SECONDS_MAX):
+            await following.begin()
+            assert following.last == begins
+            await following.follower.close()
+
+    asyncio.run(main())
+
+
 def test_a_cursor_that_is_too_long_does_not_break_the_close_of_a_socket() -> None:
     assert closing(Lagging("slow"), "x" * 117) == (TRY_AGAIN, "after=" + "x" * 117)
     assert closing(Lagging("slow"), "x" * 118) == (TRY_AGAIN, "continue after the last event")
     assert closing(Compacted("gone", oldest=7), "x" * 200)[1] == "oldest=7"
+
+
+def test_a_client_that_is_gone_before_its_stream_begins_is_no_failure(
+    local: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    root, _ = local.tree()
+    scope = {
+        "type": "websocket",
+        "scheme": "ws",
+        "raw_path": f"/sessions/{root}/feed".encode(),
+        "query_string": b"",
+        "headers": [(b"host", b"localhost"), *encoded(local.bearer)],
+        "client": ("127.0.0.1", 1),
+    }
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "websocket.disconnect"}
+
+    async def send(message: Any) -> None:
+        raise BrokenPipeError
+
+    local.runner.run(local.api(scope, receive, send))
+    assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
+    counted = local.get("/metrics").text
+    assert 'route="/sessions/{id}/feed",status="500"' not in counted
+    assert "holdfast_followers 0" in counted
+
+
+def encoded(headers: dict[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(name.encode(), value.encode()) for name, value in headers.items()]

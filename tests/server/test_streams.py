@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
+import socket
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +24,7 @@ from tests.server.live import Live, live
 @pytest.fixture(scope="module")
 def server(database: dict[str, Any]) -> Iterator[Live]:
     with holdfast.open(**database) as store:
-        for name in ("one", "two", "three", "four", "five", "six"):
+        for name in ("one", "two", "three", "four", "five", "six", "seven", "eight"):
             store.session(f"child-{name}", parent=store.session(name))
     with live(**database) as server:
         yield server
@@ -118,6 +121,41 @@ def test_catching_up_and_live_changes_join_without_a_gap(server: Live) -> None:
             server.put("child-three", "n", number)
         found = [json.loads(watching.recv(30))["sequence"] for _ in range(270)]
     assert found == list(range(1, 271))
+
+
+def test_clients_that_are_gone_leave_no_trace_in_the_log(
+    server: Live, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(200):
+        server.put("seven", f"k{number}", number)
+    path = "/sessions/seven/state/stream?after_sequence=0"
+    shaking = (
+        f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {server.secret}\r\n"
+        "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    ).encode()
+    for _ in range(50):
+        with server.raw() as connection:
+            connection.sendall(shaking)
+            # Closing then resets the connection.
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    with server.socket(path) as watching:
+        assert len([json.loads(watching.recv(30)) for _ in range(200)]) == 200
+    assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
+
+
+def test_a_stream_says_where_it_begins_before_the_first_change(server: Live) -> None:
+    """Whoever is disconnected before anything happens continues there, and misses nothing."""
+    for number in range(3):
+        server.put("eight", "k", number)
+    path, accept = "/sessions/eight/state/stream", {"accept": "text/event-stream"}
+    with server.client.stream("GET", path, headers=accept) as answer:
+        assert next(answer.iter_lines()) == "id: 3"
+    server.put("eight", "k", "meanwhile")
+    resumed = {**accept, "last-event-id": "3"}
+    with server.client.stream("GET", path, headers=resumed) as answer:
+        [change] = lines(answer, 1)
+        assert (change["id"], change["data"]["value"]) == ("4", "meanwhile")
 
 
 def test_without_a_place_only_what_comes_is_told(server: Live) -> None:

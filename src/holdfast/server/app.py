@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from functools import partial
@@ -68,10 +69,8 @@ class Api:
                 answer = await self._answer(call, scope, receive)
             if isinstance(answer, Following | Ringing):
                 self._count(method, route, 200, started)
-                if method == "HEAD" and isinstance(answer, Following):
-                    await answer.follower.close()
-                    await start_events(send, is_over=True)
-                else:
+                # An OSError means that the client disconnected.
+                with contextlib.suppress(OSError):
                     await self._follow(call, answer, scope, send, receive)
                 return
             if isinstance(answer, Relayed):
@@ -158,7 +157,9 @@ class Api:
             return
         try:
             with self.context.usage.following(call.token):
-                if call.is_websocket:
+                if scope.get("method") == "HEAD":
+                    await start_events(send, is_over=True)
+                elif call.is_websocket:
                     write_now = scope.get("extensions", {}).get(PACKED, {}).get("write")
                     await send_frames(following, send, receive, write_now=write_now)
                 else:

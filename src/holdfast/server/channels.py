@@ -65,6 +65,11 @@ class Subscription:
         self.deliver_now: Callable[[Frames[Any]], bool] | None = None
         """Delivers a change to a client that has received all before it, or returns False."""
 
+    @property
+    def place(self) -> str:
+        """The place after which the next change comes."""
+        return str(self._last)
+
     async def begin(self) -> None:
         """Begin to follow; an error that prevents following is raised here."""
         self._channel.subscriptions.add(self)

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.http11 import Request
 
@@ -45,6 +46,10 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     async def send(self, message: Any) -> None:
         """Send a message; a complete response that refuses the handshake also completes it."""
+        is_sent = message["type"] in {"websocket.accept", "websocket.send"}
+        if is_sent and self.transport.is_closing():
+            # The loop calls `connection_lost` later, and has no turn while there is much to send.
+            raise ClientDisconnected
         await super().send(message)
         is_end = message["type"] == "websocket.http.response.body"
         if is_end and not message.get("more_body", False):

@@ -38,6 +38,10 @@ SSE_HEADERS = {
 class Follower(Protocol):
     """Returns the changes of a feed, one after another."""
 
+    @property
+    def place(self) -> str:
+        """The place after which the next change comes; "" if that is not known."""
+
     async def begin(self) -> None:
         """Begin to follow; an error that prevents following is raised here."""
 
@@ -51,8 +55,9 @@ class Follower(Protocol):
 class Alone:
     """A follower with its own reader."""
 
-    def __init__(self, frames: AsyncGenerator[Frames[Any], None]) -> None:
+    def __init__(self, frames: AsyncGenerator[Frames[Any], None], place: str) -> None:
         self._frames = frames
+        self.place = place
         self._next: asyncio.Task[Frames[Any]] | None = None
 
     async def begin(self) -> None:
@@ -66,7 +71,9 @@ class Alone:
         if not done:
             return None
         found, self._next = self._next, None
-        return found.result()
+        frames = found.result()
+        self.place = frames.place
+        return frames
 
     async def close(self) -> None:
         """Stop following."""
@@ -87,7 +94,12 @@ class Following:
     check: Callable[[], Awaitable[None]] | None = None
     """Raises when the token no longer permits following."""
     last: str = ""
-    """The place of the last change that was sent completely."""
+    """The place of the last change that was sent completely, or where following began."""
+
+    async def begin(self) -> None:
+        """Begin to follow; a client that is told nothing else knows where to continue."""
+        await self.follower.begin()
+        self.last = self.follower.place
 
     def wanted(self, frames: Frames[Any]) -> list[tuple[str, str]]:
         """Return the messages of a change that the client wants."""
@@ -137,7 +149,7 @@ async def start_events(send: Send, *, is_over: bool = False) -> None:
 
 async def send_events(following: Following, send: Send, receive: Receive) -> None:
     """Send changes as server-sent events until the client disconnects."""
-    await following.follower.begin()
+    await following.begin()
     await start_events(send)
 
     async def body(text: str) -> None:
@@ -160,7 +172,8 @@ async def send_events(following: Following, send: Send, receive: Receive) -> Non
             told = answer_of(error, "").body
         await body(f"event: ended\ndata: {encode(told).decode()}\n\n")
 
-    await body(f"retry: {RETRY_MS}\n\n")
+    begun = f"id: {following.last}\n" if following.last else ""
+    await body(f"{begun}retry: {RETRY_MS}\n\n")
     wire = Wire(deliver, lambda: body(": \n\n"), ended)
     await until_gone(_pump(following, wire), _disconnected(receive))
     with contextlib.suppress(Exception):
@@ -189,7 +202,7 @@ async def send_frames(
         """Do nothing: a WebSocket has its own pings."""
 
     try:
-        await following.follower.begin()
+        await following.begin()
     except HoldfastError as error:
         await ended(error)
         return

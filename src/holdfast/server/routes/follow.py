@@ -163,7 +163,7 @@ async def all_feeds(call: Call) -> Answer | Following:
     kinds = _kinds(call.query.kinds, None)
     if call.wants_events:
         await _require_cursor(call.store, cursor)
-        follower = Alone(_all_frames(call.store, cursor))
+        follower = Alone(_all_frames(call.store, cursor), cursor or "")
         return Following(follower, kinds, call.query.values)
     limit, found = pages.limit_of(call), []
     reading: Any = call.store.follow_all(after=cursor, wait=False)

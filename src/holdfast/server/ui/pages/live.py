@@ -31,6 +31,11 @@ class Changes:
         self.begin = follower.begin
         self.close = follower.close
 
+    @property
+    def place(self) -> str:
+        """The place after which the next change comes."""
+        return self._follower.place
+
     async def next(self) -> Frames[Any] | None:
         """Return that there was a change, or None at intervals."""
         found = await self._follower.next()
@@ -51,7 +56,7 @@ async def follow_tree(call: Call) -> Any:
 )  # fmt: skip
 async def follow_everything(call: Call) -> Following:
     """Report each change in any tree from now on."""
-    return Following(Alone(_changes(call.store, await call.store.last_cursor())))
+    return Following(Alone(_changes(call.store, await call.store.last_cursor()), ""))
 
 
 async def _changes(store: AsyncStore, cursor: str) -> AsyncGenerator[Frames[Any], None]:
