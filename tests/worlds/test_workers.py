@@ -182,7 +182,7 @@ def test_bad_input_is_refused_before_a_process_is_started(monkeypatch: pytest.Mo
     @action
     def local(world: Any) -> None: ...
 
-    monkeypatch.setattr(shared, "_Worker", None)
+    monkeypatch.setattr(shared, "_Process", None)
     with pytest.raises(InvalidArgument, match="local cannot be imported"):
         explore(crew.make_world, [local], workers=2)
     with pytest.raises(InvalidArgument, match="cannot be imported"):

@@ -63,6 +63,9 @@ Id = Annotated[
 CommitEvery = Annotated[
     int, option("N", "Commit to the store after this many steps; a kill repeats at most these.")
 ]
+Join = Annotated[
+    bool, flag("--join", "Explore as another worker of an exploration that runs elsewhere.")
+]
 Workers = Annotated[int, option("N", "Explore with this many processes, each with its own world.")]
 
 
@@ -79,6 +82,7 @@ def explore(
     tests: Tests = None,
     resume: Resume = False,
     clean: Clean = False,
+    join: Join = False,
     id: Id = None,
     commit_every: CommitEvery = 1,
     workers: Workers = 1,
@@ -88,8 +92,8 @@ def explore(
     """Explore a world: every action in every state, with invariants checked after each.
 
     The actions and invariants are those in the module of the world. With --url, --id or --resume
-    every step is written to a store, and a killed exploration can be resumed. The exit code
-    is 1 if an invariant was violated.
+    every step is written to a store, a killed exploration can be resumed, and with --workers any
+    machine that uses the store can --join. The exit code is 1 if an invariant was violated.
     """
     from ..worlds import explore as run
     from ..worlds.journal import require_known
@@ -97,6 +101,8 @@ def explore(
 
     if clean and resume:
         raise InvalidArgument("--clean removes what --resume would continue; give one of them")
+    if join and (clean or resume):
+        raise InvalidArgument("--join takes part in what is running; give no --clean or --resume")
     files = [report_file(file) for file in report or ()]
     for file in files:
         if not file.parent.is_dir():
@@ -106,6 +112,9 @@ def explore(
     make_world, actions, invariants = _loaded(world)
     if clean:
         return _clean(_reported(make_world, world), id or world, url, namespace)
+    if join:
+        given = (_reported(make_world, world), actions, invariants)
+        return _join(given, id or world, commit_every, url, namespace)
     with ExitStack() as closing:
         kept: dict[str, Any] = {}
         if url or id or resume:
@@ -165,6 +174,20 @@ def _clean(
     data = {"id": id, "removed": cleaned.is_found, "leftovers": cleaned.things}
     code = FOUND if cleaned.problem else 0
     return Answer({**data, "problem": cleaned.problem}, "\n".join(lines), code)
+
+
+def _join(
+    given: tuple[Callable[[], World], list[Action], list[Invariant]],
+    id: str,
+    commit_every: int,
+    url: str | None,
+    namespace: str | None,
+) -> Answer:
+    from ..worlds import take_part
+
+    with store.open(url, namespace=namespace, migrate=False) as opened:
+        steps = take_part(*given, store=opened, id=id, commit_every=commit_every)
+    return Answer({"id": id, "steps": steps}, f"Tried {plural(steps, 'action')} for {id}.")
 
 
 def _loaded(name: str) -> tuple[Callable[[], World], list[Action], list[Invariant]]:

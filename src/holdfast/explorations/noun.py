@@ -11,11 +11,13 @@ from ..kernel.nouns import Noun, Retention
 from ..kernel.operation import Op, Runtime, operation, rows
 from ..records import Finding, Pruned, SessionRef
 from ..sessions.rows import ALL_SESSIONS, GIVEN_NUMBERS, numbers_of
+from ..work.noun import remove_queue
 from .portable import ExplorationsPortable
+from .rows import queues_of
 
 REMOVED_PER_PASS = 500
 
-NUMBERED = ("hf_world_steps", "hf_world_states", "hf_world_checkpoints")
+NUMBERED = ("hf_world_frontier", "hf_world_steps", "hf_world_states", "hf_world_checkpoints")
 REMOVE_ROWS = [
     f"""
     DELETE FROM {table} WHERE number IN (
@@ -69,10 +71,12 @@ class ExplorationsNoun(Noun):
     any_record = "SELECT 1 AS found FROM hf_worlds LIMIT 1"
 
     def remove(self, runtime: Runtime, sessions: Sequence[SessionRef], limit: int) -> Op[int]:
-        """Remove the rows of sessions."""
+        """Remove the rows of sessions, and the work items of workers that were killed."""
         numbers, count = numbers_of(sessions), 0
         for removal in REMOVE_ROWS:
             count += len((yield from rows(removal, numbers=numbers, limit=limit - count)))
+        for queue in (name for each in sessions for name in queues_of(each.number)):
+            count += yield from remove_queue(queue, limit - count)
         if count < limit:
             yield from rows(REMOVE_WORLDS, numbers=numbers)
         return count

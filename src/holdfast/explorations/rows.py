@@ -27,7 +27,8 @@ from ..kernel.sql import given, given_keys
 from ..records import Activity
 from ..sessions.access import lock_and_read, require_fence, require_open
 from ..sessions.handle import SessionHandle
-from ..sessions.rows import ALL_SESSIONS, SESSION_COLUMNS, info
+from ..sessions.rows import ALL_SESSIONS, READ_PLACE_BY_ID, SESSION_COLUMNS, info
+from ..work.claims import RESERVED
 
 ROWS_PER_PAGE = 1_000
 NUMBER_MAX = 2**62
@@ -94,8 +95,8 @@ WHERE session_number = :session
 LIST_STEPS = f"{SELECT_STEPS} AND number > :after ORDER BY number LIMIT :limit"
 LIST_FINDINGS = f"{SELECT_STEPS} AND has_findings = 1 ORDER BY number LIMIT :limit"
 LIST_EDGES = """
-SELECT from_id, candidate, to_id FROM hf_world_steps
-WHERE session_number = :session ORDER BY number LIMIT :limit
+SELECT number, from_id, candidate, to_id FROM hf_world_steps
+WHERE session_number = :session AND number > :after ORDER BY number LIMIT :limit
 """
 
 
@@ -169,6 +170,7 @@ class KeptStep:
 class Edge:
     """A step without its body."""
 
+    number: int
     from_id: str
     candidate: int
     to_id: str | None
@@ -201,6 +203,12 @@ class Explorations(Handle[C]):
         if row is None:
             raise NotFound(f"session {session.id} is not an exploration", id=session.id)
         return self._info(row)
+
+    @query
+    def journal(self, id: str) -> Op[Journal[C] | None]:
+        """Return the journal of the session with exactly this id, for reading; None without one."""
+        row = yield from one(READ_PLACE_BY_ID, id=id)
+        return None if row is None else Journal(self.runtime, id, row["number"], row["root_id"])
 
     @query
     def list(self, *, after: int = 0, limit: int = 100) -> Op[Infos]:
@@ -309,6 +317,12 @@ class Journal(SessionHandle[C]):
         exploration after these steps.
         """
         yield from self._lock()
+        yield from batch(*self._additions(states, steps, totals))
+
+    def _additions(
+        self, states: Sequence[KeptState], steps: Sequence[KeptStep], totals: Totals | None = None
+    ) -> list[Query]:
+        """Return the statements that add states and steps."""
         queries = [
             Query(
                 ADD_STATE,
@@ -337,7 +351,7 @@ class Journal(SessionHandle[C]):
         ]
         if totals is not None:
             queries.append(Query(WRITE_TOTALS, {"number": self.number, **asdict(totals)}))
-        yield from batch(*queries)
+        return queries
 
     @large_query
     def states(self, *, after: int = 0) -> Op[list[KeptState]]:
@@ -360,12 +374,18 @@ class Journal(SessionHandle[C]):
         return [self._step(row) for row in found]
 
     @large_query
+    def edges(self, *, after: int = 0) -> Op[list[Edge]]:
+        """Return the same without what was found."""
+        page = {"session": self.number, "after": after, "limit": ROWS_PER_PAGE}
+        return [Edge(**row) for row in (yield from rows(LIST_EDGES, **page))]
+
+    @large_query
     def outline(self, *, edges: int, findings: int) -> Op[Outline]:
         """Return how the states are connected, for at most this many steps, and what was found."""
         page = {"session": self.number}
         world = yield from one(READ_WORLD, number=self.number)
         first = yield from rows(LIST_STATES, **page, after=0, limit=1)
-        led = yield from rows(LIST_EDGES, **page, limit=edges)
+        led = yield from rows(LIST_EDGES, **page, after=0, limit=edges)
         told = yield from rows(LIST_FINDINGS, **page, limit=findings)
         return Outline(
             settings=None if world is None else self._opened("settings", world["settings"]),
@@ -406,3 +426,8 @@ def context(session_id: str, what: str) -> tuple[str, ...]:
 def opened(codec: Codec, session_id: str, what: str, record: bytes) -> bytes:
     """Return the body of a record, or raise CorruptRecord."""
     return codec.unseal(record, context=context(session_id, what))
+
+
+def queues_of(number: int) -> tuple[str, str]:
+    """Return the queues of the exploration of a session: of its batches, and of its workers."""
+    return f"{RESERVED}worlds/{number}", f"{RESERVED}worlds/{number}/workers"

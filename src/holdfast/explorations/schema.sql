@@ -8,9 +8,13 @@
 -- hf_world_steps        the log of actions: what was tried in which state, and where it led. to_id is
 --                       NULL if the action was not possible; has_findings marks the steps whose body
 --                       tells of a violation or a warning, so that these are found among many
+-- hf_world_frontier     what the workers of an exploration have to try: one row per action in a state,
+--                       added together with the work item that names it, and removed with its step.
+--                       deaths counts the attempts of that item that died with this entry as the
+--                       first one left
 --
--- Bodies are sealed. Rows are written by the holder of the session's lease, or of a work item that
--- stands for a state. Lock order: the tree, then everything here.
+-- Bodies are sealed. Rows are written by the holder of the session's lease, or by a worker that holds
+-- the work item whose entries they are about. Lock order: the tree, items, then everything here.
 
 --[both]
 CREATE TABLE hf_worlds (
@@ -64,3 +68,14 @@ CREATE INDEX ix_world_steps_order ON hf_world_steps (session_number, number);
 
 CREATE INDEX ix_world_steps_findings ON hf_world_steps (session_number, number)
 WHERE has_findings = 1;
+
+CREATE TABLE hf_world_frontier (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    session_number INTEGER NOT NULL,
+    from_id TEXT NOT NULL,
+    candidate INTEGER NOT NULL CHECK (candidate >= 0),
+    deaths INTEGER NOT NULL DEFAULT 0 CHECK (deaths >= 0)
+);
+
+CREATE UNIQUE INDEX ix_world_frontier_candidate
+ON hf_world_frontier (session_number, from_id, candidate);

@@ -61,7 +61,10 @@ SELECT number, priority FROM hf_work {of_queue}
 ORDER BY priority DESC, number LIMIT :limit /*pg FOR NO KEY UPDATE SKIP LOCKED */
 """
 OF_QUEUE = "WHERE state = 'pending' AND queue = :queue{index}"
-OF_ALL_QUEUES = "INDEXED BY ix_work_ready_all WHERE state = 'pending' AND number > 0"
+# Queues of which only their noun claims, by name: a claim of all queues leaves them out.
+RESERVED = "holdfast/"
+OF_ALL_QUEUES = f"""INDEXED BY ix_work_ready_all WHERE state = 'pending' AND number > 0
+    AND substr(queue, 1, {len(RESERVED)}) <> '{RESERVED}'"""
 IS_READY = "EXISTS (SELECT 1 FROM hf_work WHERE state = 'pending' AND queue = :queue{index})"
 FIND_READY = """
 SELECT {ready} AS is_ready, :now AS now{due}

@@ -85,6 +85,11 @@ DELETE FROM hf_work WHERE number IN (
     SELECT number FROM hf_work WHERE {OF_SESSIONS} LIMIT :limit
 ) RETURNING number
 """  # noqa: S608
+REMOVE_OF_QUEUE = """
+DELETE FROM hf_work WHERE number IN (
+    SELECT number FROM hf_work WHERE queue = :queue ORDER BY number LIMIT :limit
+) RETURNING number
+"""
 # With an OFFSET, PostgreSQL looks for each in the index, and does not read all items for a page.
 EFFECTS_OF_NO_ITEM = f"""{OF_OLD_CHAINS} AND NOT EXISTS (
         SELECT 1 FROM hf_work w WHERE w.id = item_id LIMIT 1 OFFSET 0
@@ -183,6 +188,13 @@ def _finish(runtime: Runtime, found: Sequence[Row], change: Transition, statemen
     if found:
         ended = [(Item[Any](runtime, row), change) for row in found]
         yield from transitions.finish(ended, statement)
+
+
+def remove_queue(queue: str, limit: int) -> Op[int]:
+    """Remove items of a queue that a noun reserved, also running ones: their holders are fenced."""
+    removal = Query(REMOVE_OF_QUEUE, {"queue": queue, "limit": limit})
+    [removed] = yield from through_door(f"queue {queue}", removal)
+    return len(removed)
 
 
 @query

@@ -20,6 +20,7 @@ from .systems.memory import MemorySystem
 from .systems.services import ClockSystem, MailSystem, QueueSystem, StorageSystem
 from .systems.sqlite import SqliteSystem
 from .systems.sqlite_connection import SqliteConnectionSystem
+from .worker import take_part
 from .world import Leak, Recovery, World
 
 __all__ = [
@@ -62,6 +63,7 @@ __all__ = [
     "explore_crashes",
     "invariant",
     "reproducer",
+    "take_part",
     "write_report",
     "write_reproducer",
 ]

@@ -17,21 +17,29 @@ from ..errors import (
     ReplayFailed,
     RollbackError,
 )
-from ..explorations import Journal
 from .actions import Action, Arguments, Outcome, Step, as_action
 from .findings import Findings, Limits
 from .graph import State
 from .invariants import Invariant, Violation, as_invariant
-from .journal import drive, journal_of, require_foreign, require_new, require_store
+from .journal import (
+    discard,
+    drive,
+    frontier_of,
+    journal_of,
+    require_foreign,
+    require_new,
+    require_store,
+)
 from .recording import Recording, settings_of
 from .result import Ended, Exploration, Progress
-from .shared import SharedExplorer
+from .shared import BATCH_MAX, SCRATCH, SharedExplorer, scratch_store
 from .shrink import shrink
 from .strategies import Candidate, Strategy, as_strategy
 from .words import said
 from .world import World
 
 if TYPE_CHECKING:
+    from ..session import DrivenSession
     from ..store import Store
 
 WORKERS_MAX = 100
@@ -70,41 +78,54 @@ def explore(
     The functions must be importable: define them at the top level of modules.
     """
     limits = Limits(max_steps, max_states, max_depth, max_seconds)
-    explored = _unique("action", [as_action(what) for what in actions])
-    checked = _unique("invariant", [as_invariant(what) for what in invariants])
-    if not explored:
-        raise InvalidArgument("actions must not be empty.")
-    for known in explored:
-        unknown = sorted(set(known.after) - {other.name for other in explored})
-        if unknown:
-            raise InvalidArgument(f"{known.name} comes after an unknown action: {unknown[0]}")
+    explored = checked(actions, invariants)
     order = as_strategy(strategy, seed)
     _require_place(store, id, resume)
     require_whole("commit_every", commit_every, 1)
     require_whole("workers", workers, 1, WORKERS_MAX)
-    given = (explored, checked, order, limits, on_progress)
-    store_id = None if store is None else store.store_id()
+    given = (*explored, order, limits, on_progress)
     with ExitStack() as closing:
         explorer: Explorer | SharedExplorer
         if workers == 1:
             made = made_world(world, closing)
-            require_foreign(store_id, made.systems)
+            require_foreign(None if store is None else store.store_id(), made.systems)
             explorer = Explorer(made, *given, shrinks=shrinks)
         elif isinstance(world, World):
             raise InvalidArgument("workers need a function that returns a new world for each")
         else:
-            explorer = SharedExplorer(world, *given, workers=workers, store_id=store_id)
+            explorer = SharedExplorer(world, *given, workers=workers)
+            if store is None:
+                store, id = closing.enter_context(scratch_store()), SCRATCH
+                commit_every = BATCH_MAX
         explorer.result.strategy = strategy if isinstance(strategy, str) else type(order).__name__
         if store is None or id is None:
             return explorer.run(stop_on_violation=stop_on_violation)
         if not resume:
             require_new(store, id)
         session = closing.enter_context(drive(store, id))
-        explorer.record(journal_of(session), commit_every)
+        # Those of a process that was killed; its workers are fenced.
+        discard(frontier_of(session))
+        explorer.record(store, session, commit_every)
         result = explorer.run(stop_on_violation=stop_on_violation)
         if result.is_complete:
             session.end()
         return result
+
+
+def checked(
+    actions: Sequence[Action | Callable[..., Any]],
+    invariants: Sequence[Invariant | Callable[[World], object]],
+) -> tuple[list[Action], list[Invariant]]:
+    """Return the actions and invariants of an exploration, or raise InvalidArgument."""
+    explored = _unique("action", [as_action(what) for what in actions])
+    checks = _unique("invariant", [as_invariant(what) for what in invariants])
+    if not explored:
+        raise InvalidArgument("actions must not be empty.")
+    for known in explored:
+        unknown = sorted(set(known.after) - {other.name for other in explored})
+        if unknown:
+            raise InvalidArgument(f"{known.name} comes after an unknown action: {unknown[0]}")
+    return explored, checks
 
 
 def made_world(world: World | Callable[[], World], closing: ExitStack) -> World:
@@ -169,10 +190,10 @@ class Explorer(Findings):
         result.leaks = tuple(world.leaks)
         return result
 
-    def record(self, journal: Journal, commit_every: int) -> None:
+    def record(self, store: Store, session: DrivenSession, commit_every: int) -> None:
         """Record each step in a store, and continue from what is already there."""
         given = (self._choices, self._invariants, commit_every)
-        recording = Recording(journal, *given, totals=self._totals)
+        recording = Recording(journal_of(session), *given, totals=self._totals)
         settings = settings_of(self._world, self._choices, self._invariants)
         self._is_resumed = recording.begin({**settings, "max_depth": self._limits.depth})
         self._recording = self._notes = recording
@@ -242,11 +263,15 @@ class Explorer(Findings):
             self._check(self._after, reached)
         if self._notes is not None:
             self._notes.add_step(candidate, reached, outcome, self._taken())
+        self._count_tried(state)
+        if self._on_progress is not None:
+            self._on_progress(self._progress())
+
+    def _count_tried(self, state: State) -> None:
+        """Count a candidate of a state as tried; with the last one, release its checkpoint."""
         self._left[state.id] = left = self._left[state.id] - 1
         if not left:
             self._release(state)
-        if self._on_progress is not None:
-            self._on_progress(self._progress())
 
     def _arrive(self, reached: State, name: str) -> None:
         if self._is_to_discover(reached):

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..arguments import require_text, shown
-from ..errors import Conflict, InvalidArgument, NotFound, SessionNotFound
-from ..explorations import Journal, KeptCheckpoint
-from ..kernel.operation import C
+from ..errors import Conflict, InvalidArgument, NotFound
+from ..explorations import Explorations, Journal, KeptCheckpoint
+from ..explorations.frontier import Frontier
+from ..kernel.operation import C, Sync
 from ..session import DrivenSession, Session
+from ..sessions.handle import SessionHandle
 from ..store import Store
 from .checkpoints import Checkpoint
 from .rollback import Kept
@@ -51,6 +53,23 @@ def journal_of(session: Session[C]) -> Journal[C]:
     return Journal(*place, fence=session.fence, guard=session.guard)
 
 
+def frontier_of(session: SessionHandle[C]) -> Frontier[C]:
+    """Return the frontier of a session, which is written under the session's lease."""
+    place = (session.runtime, session.id, session.number, session.root_id)
+    return Frontier(*place, fence=session.fence, guard=session.guard)
+
+
+def discard(frontier: Frontier[Sync], *, with_workers: bool = True) -> None:
+    """Remove what is published and leased; without `with_workers`, they have to leave first."""
+    while frontier.discard(with_workers=with_workers):
+        pass
+
+
+def journal_in(store: Store, id: str) -> Journal[Sync] | None:
+    """Return the journal of the session with exactly this id, for reading; None without one."""
+    return Explorations(store.runtime).journal(id)
+
+
 def require_new(store: Store, id: str) -> None:
     """Raise Conflict if the store has an exploration with this id, which may be running."""
     if _has(store, id):
@@ -69,11 +88,8 @@ def require_known(store: Store, id: str) -> None:
 
 
 def _has(store: Store, id: str) -> bool:
-    try:
-        found = store.find_session(id)
-    except SessionNotFound:
-        return False
-    return found.id == id and journal_of(found).world().settings is not None
+    journal = journal_in(store, id)
+    return journal is not None and journal.world().settings is not None
 
 
 class WorldJournal:

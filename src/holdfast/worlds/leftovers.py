@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..arguments import require_text
-from ..errors import ExplorationAborted, SessionNotFound
+from ..errors import ExplorationAborted
 from .explore import made_world
-from .journal import drive, journal_of, require_store
+from .folders import sweep_folders
+from .journal import discard, drive, frontier_of, journal_in, journal_of, require_store
 from .recording import Recording
+from .shared import SCRATCH, is_dead
 
 if TYPE_CHECKING:
+    from ..explorations.frontier import Frontier
+    from ..items import WorkItem
+    from ..kernel.operation import Sync
     from ..store import Store
     from .world import World
+
+LEAVE_SECONDS = 60.0
+_LOOK_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,25 +43,24 @@ def clean(world: World | Callable[[], World], store: Store, id: str) -> Cleaned:
     """Remove an exploration from the store, and what its killed processes left elsewhere.
 
     The systems of the world are restored to the initial state first, if the exploration has kept
-    it. What belongs to live processes, or to another exploration, is not removed.
+    it. Workers that are still alive are told to leave, and waited for. What belongs to other live
+    processes, or to another exploration, is not removed.
     """
     require_store(store)
     require_text("id", id)
     with ExitStack() as closing:
         made = made_world(world, closing)
-        try:
-            is_found = store.find_session(id).id == id
-        except SessionNotFound:
-            is_found = False
+        is_found = journal_in(store, id) is not None
         problem = _forget(made, store, id) if is_found else None
-        things = sum(system.sweep() for system in made.systems.values())
+        things = sweep_folders(SCRATCH)
+        things += sum(system.sweep() for system in made.systems.values())
     return Cleaned(is_found=is_found, things=things, problem=problem)
 
 
 def _forget(world: World, store: Store, id: str) -> str | None:
-    problem = None
     # A process that still writes to it is fenced.
     with drive(store, id) as session:
+        problem = _dismiss(store, frontier_of(session))
         recording = Recording(journal_of(session), (), ())
         try:
             recording.restore_initial(world)
@@ -61,3 +69,30 @@ def _forget(world: World, store: Store, id: str) -> str | None:
         recording.forget_initial(world)
     store.find_session(id).delete(force=True)
     return problem
+
+
+def _dismiss(store: Store, frontier: Frontier[Sync]) -> str | None:
+    """Tell all workers to leave, and wait until they have; return the problem if they do not."""
+    until = time.monotonic() + LEAVE_SECONDS
+    while living := _living(store, frontier):
+        for member in living:
+            if not member.cancel_requested:
+                store.work.cancel(member.id)
+        # Whoever tries something finds that it is not theirs any more.
+        discard(frontier, with_workers=False)
+        if time.monotonic() > until:
+            names = ", ".join(str(member.holder) for member in living)
+            return f"These workers have not left yet, clean again when they have: {names}."
+        time.sleep(_LOOK_SECONDS)
+    return None
+
+
+def _living(store: Store, frontier: Frontier[Sync]) -> list[WorkItem[Sync]]:
+    """Return the items of workers that may be alive."""
+    members = store.work.list(queue=frontier.workers_queue, status="in_progress")
+    now = store.now_ms()
+    return [
+        member
+        for member in members
+        if (member.lease_expires_at or 0) > now and not is_dead(member.holder or "")
+    ]

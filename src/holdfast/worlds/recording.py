@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import msgspec
@@ -21,7 +21,7 @@ from .strategies import Candidate
 from .system import Observation
 from .values import canonical, decode, encode
 from .words import message_of, text_of
-from .world import World
+from .world import Leak, World
 
 Choice = tuple[Action, Arguments]
 
@@ -32,6 +32,8 @@ class Found:
 
     violations: list[Violation] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    leaks: list[Leak] = field(default_factory=list)
+    """Those of a worker's world, which this process does not have."""
 
 
 @dataclass(slots=True)
@@ -45,20 +47,27 @@ class Recorded:
     cut: set[str] = field(default_factory=set)
     steps: int = 0
     tried: set[str] = field(default_factory=set)
+    last_state: int = 0
+    last_step: int = 0
+    """The numbers of the rows that were read last."""
 
 
 def settings_of(
-    world: World, choices: Sequence[Choice], invariants: Sequence[Invariant]
+    world: World | None, choices: Sequence[Choice], invariants: Sequence[Invariant]
 ) -> dict[str, Any]:
-    """Return the settings that must not differ between resumptions and between workers."""
-    return {
+    """Return the settings that must not differ between resumptions and between workers.
+
+    Without a world, they lack those of the world.
+    """
+    settings: dict[str, Any] = {
         "actions": [
             [action.name, canonical(dict(arguments), "arguments")] for action, arguments in choices
         ],
         "invariants": [[check.name, check.when] for check in invariants],
-        "identity": list(world.identity),
-        "systems": list(world.systems),
     }
+    if world is not None:
+        settings |= {"identity": list(world.identity), "systems": list(world.systems)}
+    return settings
 
 
 class Notes(ABC):
@@ -158,13 +167,7 @@ class Recording(Notes):
         if known is None:
             self.journal.set_settings(encode(settings, "settings"))
             return False
-        before = decode(known)
-        different = [name for name, value in settings.items() if before.get(name) != value]
-        if different:
-            raise InvalidArgument(
-                f"exploration {self.journal.id} cannot be resumed with different settings: "
-                f"{', '.join(different)}"
-            )
+        require_same(self.journal.id, known, settings)
         return True
 
     def keep_initial(self, world: World, initial: Checkpoint) -> None:
@@ -225,7 +228,9 @@ class Recording(Notes):
             graph.add_action(action)
         # The steps first: even if the exploration is running, all states that they name exist then.
         steps = list(self._all_steps())
+        recorded.last_step = steps[-1].number if steps else 0
         for state in self._all_states():
+            recorded.last_state = state.number
             body = decode(state.body)
             self._known.add(state.id)
             graph.add_state(state.id, read_observations(body))
@@ -242,6 +247,17 @@ class Recording(Notes):
         for id, numbers in recorded.left.items():
             done = tried.get(id, ())
             recorded.left[id] = [number for number in numbers if number not in done]
+        self._cut(recorded)
+
+    def _cut(self, recorded: Recorded) -> None:
+        """Leave out what is beyond `max_depth`: workers record what is possible at any depth."""
+        depth = decode(self.journal.world().settings or encode({}, "settings")).get("max_depth")
+        if depth is None:
+            return
+        recorded.graph.shorten()
+        for id in [id for id in recorded.left if recorded.graph.states[id].depth >= depth]:
+            del recorded.left[id]
+            recorded.cut.add(id)
 
     def _read_step(self, step: KeptStep, recorded: Recorded) -> None:
         body = decode(step.body)
@@ -268,10 +284,20 @@ class Recording(Notes):
             after = page[-1].number
 
 
+def require_same(id: str, known: bytes, settings: Mapping[str, Any]) -> None:
+    """Raise InvalidArgument if an exploration began with other settings than these."""
+    before = decode(known)
+    different = [name for name, value in settings.items() if before.get(name) != value]
+    if different:
+        raise InvalidArgument(
+            f"exploration {id} cannot be resumed with different settings: {', '.join(different)}"
+        )
+
+
 def read_found(body: dict[str, Any], invariants: Mapping[str, Invariant]) -> Found:
     """Return what was found, as it was recorded; invariants are looked up by name."""
     violations = [_read_violation(one, invariants) for one in body["violations"]]
-    return Found(violations, body["warnings"])
+    return Found(violations, body["warnings"], [Leak(**leak) for leak in body.get("leaks", ())])
 
 
 def _read_violation(body: dict[str, Any], invariants: Mapping[str, Invariant]) -> Violation:
@@ -296,9 +322,11 @@ def _observation(seen: Observation) -> tuple[str, Any, dict[str, Any]]:
 
 
 def _found(found: Found) -> dict[str, Any]:
+    leaks = {"leaks": [asdict(leak) for leak in found.leaks]} if found.leaks else {}
     return {
         "violations": [_violation(violation) for violation in found.violations],
         "warnings": list(found.warnings),
+        **leaks,
     }
 
 

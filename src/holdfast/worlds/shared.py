@@ -1,87 +1,100 @@
 """An exploration by several processes, which share one frontier.
 
-This process has the frontier, and is the only one that writes to the store; each worker has its own
-world. What a worker was given belongs to it until it has reported or died; in that case another one
-gets it. If this process dies, the workers end too, and what they had not reported is still to be
-tried.
+This process decides what is tried next: it publishes batches of the frontier in the store, as rows
+and work items, and reads from the log of actions what came of them. Workers lease the items; each
+has its own world. If this process is killed, its workers leave, and whoever resumes the exploration
+publishes again what has no step yet.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import subprocess
 import sys
-from collections import deque
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
-from multiprocessing.connection import Connection, wait
-from typing import Any, Final
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any, Final
 
-from ..errors import Conflict, ExplorationAborted
-from ..explorations import Journal
+from ..ciphers import keys_of_environment
+from ..errors import (
+    Conflict,
+    ExplorationAborted,
+    HoldfastError,
+    InvalidArgument,
+    LeaseLost,
+)
+from ..explorations import KeptStep
+from ..explorations.frontier import Frontier
+from ..kernel.backoff import Backoff
+from ..kernel.url import SqliteTarget
+from ..store import open as open_store
 from .actions import Action
 from .findings import Findings, Limits
+from .folders import OwnFolder, sweep_folders
 from .graph import State, StateGraph
 from .invariants import Invariant
-from .recording import Found, Notes, Recording, read_outcome
+from .journal import discard, frontier_of
+from .recording import Found, Recording, read_found, read_outcome, require_same, settings_of
 from .reproduce import place_of
 from .result import Ended, Exploration, Progress
-from .strategies import Candidate, Strategy
+from .strategies import Strategy
 from .system import Observation
-from .values import canonical, decode, encode
+from .values import decode, encode
 from .world import Leak, World
 
-_BATCH_MAX = 16
-_POLL_SECONDS = 0.5
-_CLOSE_SECONDS = 60
-# An action that has killed this many processes is left out.
-_DEATHS_MAX = 3
-_NOTHING_FOUND: Final[dict[str, Any]] = {"violations": [], "warnings": []}
+if TYPE_CHECKING:
+    from ..kernel.operation import Sync
+    from ..session import DrivenSession
+    from ..store import Store
+
+BATCH_MAX: Final = 16
+LEASE_SECONDS: Final = 15.0
+SCRATCH: Final = "frontier"
+"""The id of an exploration without a store, and the kind of its folder."""
+_AHEAD: Final = 2
+_PAUSE_SECONDS: Final = (0.002, 0.05)
+_LOOK_SECONDS: Final = 1.0
+_CLOSE_SECONDS: Final = 60
+# So many processes may die before they have tried anything.
+_STARTS_MAX: Final = 3
 
 
-class _Worker:
-    """A worker process, and the tasks it was given."""
+@contextmanager
+def scratch_store() -> Iterator[Store]:
+    """Open a store for the frontier of an exploration without one; it is removed afterwards."""
+    sweep_folders(SCRATCH)
+    folder = OwnFolder(SCRATCH)
+    try:
+        with open_store(f"sqlite:///{folder.path}/store.db", durability="normal") as store:
+            yield store
+    finally:
+        folder.close()
 
-    def __init__(self, task: bytes) -> None:
-        ours, theirs = socket.socketpair()
-        with ours, theirs:
-            number = theirs.fileno()
-            paths = [path or os.getcwd() for path in sys.path]
-            # What an action prints must not get into the output of a command.
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", f"{__package__}.worker", str(number)],
-                pass_fds=[number],
-                stdin=subprocess.DEVNULL,
-                stdout=2,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-            )
-            self.connection = Connection(ours.detach())
-        self.is_ready = False
-        self.batch: deque[Candidate] = deque()
-        # The states that the worker knows, and those in which nothing is left to try.
-        self.known: set[str] = set()
-        self.done: list[str] = []
-        self.send(task)
 
-    def send(self, message: bytes) -> None:
-        """Send a message; if the process has died, `hear` finds out."""
-        try:
-            self.connection.send_bytes(message)
-        except ConnectionError:
-            return
+class _Process:
+    """A worker process."""
 
-    def hear(self) -> dict[str, Any] | None:
-        """Return the next message, or None if the process has died."""
-        try:
-            message: dict[str, Any] = decode(self.connection.recv_bytes())
-        except (EOFError, ConnectionError):
-            return None
-        return message
+    def __init__(self, task: dict[str, Any]) -> None:
+        paths = [path or os.getcwd() for path in sys.path]
+        # What an action prints must not get into the output of a command; the task contains
+        # the address of the store, which others must not see among the arguments.
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", f"{__package__}.worker_process"],
+            stdin=subprocess.PIPE,
+            stdout=2,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        )
+        self.holder = f"{socket.gethostname()}:{self.process.pid}:{secrets.token_hex(4)}"
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError), self.process.stdin as stdin:
+            stdin.write(encode({**task, "holder": self.holder}, "task"))
 
     def close(self) -> None:
-        """End the process, and wait until it has cleaned up."""
-        self.connection.close()
+        """Wait until the process, which was told to leave, has cleaned up and ended."""
         try:
             self.process.wait(_CLOSE_SECONDS)
         except subprocess.TimeoutExpired:
@@ -90,7 +103,7 @@ class _Worker:
 
 
 class SharedExplorer(Findings):
-    """Distributes what a strategy chooses to workers, and collects what they find."""
+    """Publishes what a strategy chooses, and collects what workers find."""
 
     def __init__(
         self,
@@ -101,36 +114,43 @@ class SharedExplorer(Findings):
         limits: Limits,
         on_progress: Callable[[Progress], object] | None,
         workers: int,
-        store_id: str | None,
     ) -> None:
         super().__init__(StateGraph(), actions, invariants, strategy, limits, on_progress)
-        task = {
+        self._make_world = make_world
+        self._names = {
             "world": _name(make_world, make_world),
             "actions": [_name(action, action.run) for action in actions],
             "invariants": [_name(check, check.check) for check in invariants],
-            "store_id": store_id,
         }
-        self._make_world = make_world
-        self._task = encode(task, "task")
         self._count = workers
-        self._workers: list[_Worker] = []
-        self._settings: dict[str, Any] | None = None
-        self._reader: Notes = _Reader(self._choices, invariants)
-        self._numbers = {
-            (action.name, canonical(dict(arguments), "arguments")): number
-            for number, (action, arguments) in enumerate(self._choices)
-        }
-        self._possible: dict[str, list[int]] = {}
-        self._again: deque[Candidate] = deque()
-        self._deaths: dict[tuple[str, int], int] = {}
+        self._checks = {check.name: check for check in invariants}
+        self._processes: list[_Process] = []
+        self._is_begun = False
+        self._possible: dict[str, list[int] | None] = {}
+        # What was published, and has no step yet.
+        self._out: set[tuple[str, int]] = set()
+        self._last_state = self._last_step = 0
+        self._looked_at = 0.0
         self._failed_starts = 0
         self._leaks: list[Leak] = []
+        self._store: Store
+        self._frontier: Frontier[Sync]
+        self._task: dict[str, Any]
 
-    def record(self, journal: Journal, commit_every: int) -> None:
-        """Record what is found in a store, and continue from what is already there."""
-        given = (self._choices, self._invariants, commit_every)
-        recording = Recording(journal, *given, totals=self._totals)
-        if journal.checkpoints():
+    def record(self, store: Store, session: DrivenSession, commit_every: int) -> None:
+        """Publish the frontier in a store, and continue from what is already there."""
+        self._store, self._frontier = store, frontier_of(session)
+        self._task = {
+            **self._names,
+            **_address(store),
+            "id": session.id,
+            "parent": os.getpid(),
+            "lease_seconds": LEASE_SECONDS,
+            "commit_every": commit_every,
+            "also": {"max_depth": self._limits.depth},
+        }
+        recording = Recording(self._frontier, self._choices, self._invariants)
+        if self._frontier.checkpoints():
             # It was killed while it explored a single world, which is not in its initial state.
             with self._make_world() as world:
                 recording.restore_initial(world)
@@ -143,8 +163,9 @@ class SharedExplorer(Findings):
         with ExitStack() as closing:
             closing.callback(self._close)
             try:
+                self._begin()
                 for _ in range(self._count):
-                    self._workers.append(_Worker(self._task))
+                    self._processes.append(_Process(self._task))
                 result.ended = self._loop(stop_on_violation)
             except KeyboardInterrupt:
                 result.ended = "interrupted"
@@ -154,30 +175,39 @@ class SharedExplorer(Findings):
         return result
 
     def _close(self) -> None:
-        if self._recording is not None:
-            self._recording.commit()
-        # All are told to end before any is waited for, so that they end at the same time.
-        for worker in self._workers:
-            worker.connection.close()
-        for worker in self._workers:
-            worker.close()
+        try:
+            # If another process has taken over, everything is its own now.
+            with suppress(LeaseLost):
+                if self._is_begun:
+                    self._frontier.add((), (), self._totals())
+                discard(self._frontier, with_workers=False)
+        finally:
+            # All are told to end before any is waited for, so that they end at the same time.
+            for each in self._processes:
+                each.process.terminate()
+            for each in self._processes:
+                each.close()
+        with suppress(LeaseLost):
+            discard(self._frontier)
 
     def _loop(self, stop_on_violation: bool) -> Ended:
+        pause = Backoff(*_PAUSE_SECONDS)
         while True:
+            has_moved = self._merge(stop_on_violation) if self._is_begun else self._begin()
             if (ended := self._ended(stop_on_violation)) is not None:
                 return ended
-            if self._is_exhausted() and not any(each.batch for each in self._workers):
+            if self._is_begun and not self._out and not len(self._strategy):
                 for state in self._nearer():
                     self._discover(state)
-            self._assign()
-            busy = [each for each in self._workers if each.batch or not each.is_ready]
-            if not any(each.batch for each in busy) and self._is_exhausted():
-                return "complete"
-            heard = wait([each.connection for each in busy], _POLL_SECONDS)
-            for worker in busy:
-                # What other workers have tried beyond a limit is ignored.
-                if worker.connection in heard and self._ended(stop_on_violation) is None:
-                    self._hear(worker)
+                if not len(self._strategy):
+                    return "complete"
+            self._publish()
+            self._look_after()
+            if has_moved:
+                pause = Backoff(*_PAUSE_SECONDS)
+            # Workers that have enough to do need the processor more than this process does.
+            if not has_moved or len(self._out) > self._wanted() // 2:
+                time.sleep(pause.pause_seconds())
 
     def _ended(self, stop_on_violation: bool) -> Ended | None:
         """Return why the exploration must end now, or None."""
@@ -186,162 +216,176 @@ class SharedExplorer(Findings):
             return "stop_on_violation"
         return limit
 
-    def _is_exhausted(self) -> bool:
-        is_begun = any(worker.is_ready for worker in self._workers)
-        return is_begun and not self._again and not len(self._strategy)
+    def _begin(self) -> bool:
+        """Read what is in the store, once the first worker has begun; return whether it has."""
+        known = self._frontier.world().settings
+        if known is None:
+            return False
+        settings = settings_of(None, self._choices, self._invariants)
+        require_same(self._frontier.id, known, {**settings, "max_depth": self._limits.depth})
+        assert self._recording is not None
+        recorded = self._recording.read(self.result.graph)
+        self._last_state, self._last_step = recorded.last_state, recorded.last_step
+        self._load(recorded)
+        for found in recorded.found:
+            self._leaks += found.leaks
+        self._is_begun = True
+        return True
 
-    def _assign(self) -> None:
-        for worker in self._workers:
-            if worker.is_ready and not worker.batch:
-                worker.batch.extend(self._next_batch())
-                if worker.batch:
-                    worker.send(self._task_for(worker))
+    def _merge(self, stop_on_violation: bool) -> bool:
+        """Take over what workers have found; return whether there was anything."""
+        steps = self._frontier.steps(after=self._last_step)
+        states = self.result.graph.states
+        if any(step.to_id is not None and step.to_id not in states for step in steps):
+            self._see()
+        for step in steps:
+            # What was tried beyond a limit stays in the store, and counts if this is resumed.
+            if self._ended(stop_on_violation) is not None:
+                break
+            self._take(step)
+        return bool(steps)
 
-    def _next_batch(self) -> Iterator[Candidate]:
-        """Yield the next candidates, as long as they are in the same state."""
-        state: State | None = None
-        for _ in range(_BATCH_MAX):
-            if not self._again and not len(self._strategy):
-                return
-            candidate = self._again.popleft() if self._again else self._strategy.next()
-            if state is not None and candidate.state is not state:
-                self._again.appendleft(candidate)
-                return
-            state = candidate.state
-            yield candidate
+    def _see(self) -> None:
+        """Read the states that were found since the last time."""
+        while page := self._frontier.states(after=self._last_state):
+            self._last_state = page[-1].number
+            for kept in page:
+                body = decode(kept.body)
+                seen = (Observation(*each) for each in body["observations"])
+                self.result.graph.add_state(kept.id, seen)
+                self._possible[kept.id] = body["choices"]
 
-    def _task_for(self, worker: _Worker) -> bytes:
-        state = worker.batch[0].state
-        path: list[tuple[int, str, str]] = []
-        step, at = state.found_by, state.id
-        while at not in worker.known and step is not None:
-            given = canonical(dict(step.step.arguments), "arguments")
-            path.append((self._numbers[step.step.action, given], step.from_id, step.to_id))
-            worker.known.add(at)
-            at = step.from_id
-            step = self.result.graph.states[at].found_by
-        task = {
-            "state": state.id,
-            "path": path[::-1],
-            "numbers": [candidate.number for candidate in worker.batch],
-            "done": worker.done,
-        }
-        worker.done = []
-        return encode(task, "task")
-
-    def _hear(self, worker: _Worker) -> None:
-        message = worker.hear()
-        if message is None:
-            self._replace(worker)
-        elif "failed" in message:
-            raise ExplorationAborted(f"A worker failed. {message['failed']}")
-        elif "settings" in message:
-            self._begin(message["settings"])
-        else:
-            self._leaks += [Leak(**leak) for leak in message["leaks"]]
-            for id, body in message["states"]:
-                self._see(worker, id, decode(body))
-            for from_id, number, to_id, body in message["steps"]:
-                assert (from_id, number) == (worker.batch[0].state.id, worker.batch[0].number)
-                self._take(worker.batch.popleft(), to_id, decode(body))
-
-    def _begin(self, settings: dict[str, Any]) -> None:
-        """Compare the settings of a worker with those of the others, and with the store's."""
-        if self._settings is None:
-            self._settings = settings
-            if self._recording is not None:
-                depth = {"max_depth": self._limits.depth}
-                if self._recording.begin({**settings, **depth}):
-                    self._load(self._recording.read(self.result.graph))
-        elif settings != self._settings:
-            raise Conflict("The workers' worlds have different systems, or different actions.")
-
-    def _see(self, worker: _Worker, id: str, body: dict[str, Any]) -> None:
-        """Record a state that a worker has reached; its first one is the initial state."""
-        graph = self.result.graph
-        initial = graph.initial
-        state, _ = graph.add_state(id, (Observation(*seen) for seen in body["observations"]))
-        worker.known.add(id)
-        self._possible.setdefault(id, body["choices"])
-        if worker.is_ready:
-            return
-        worker.is_ready, self._failed_starts = True, 0
-        if initial is not None and state is not initial:
-            raise Conflict(
-                "The worlds of the workers have different initial states, or not the one that the "
-                "exploration began with: each must be newly created, with its own systems."
-            )
-        if self._is_to_discover(state):
-            self._note_found(self._reader.read_found(body["found"]))
-            self._add_all(state, self._possible[id])
-            if self._recording is not None:
-                self._recording.add_initial(state, self._possible[id], self._taken())
-
-    def _take(self, candidate: Candidate, to_id: str | None, body: dict[str, Any]) -> None:
-        """Record what was tried and where it led."""
-        graph, origin = self.result.graph, candidate.state
-        reached = None if to_id is None else graph.states[to_id]
-        outcome = None if body["outcome"] is None else read_outcome(body["outcome"])
-        if reached is not None and outcome is not None:
+    def _take(self, step: KeptStep) -> None:
+        """Take over what was tried and where it led."""
+        self._last_step, self._failed_starts = step.number, 0
+        self._out.discard((step.from_id, step.candidate))
+        graph, body = self.result.graph, decode(step.body)
+        if step.to_id is not None:
+            action, arguments = self._choices[step.candidate]
+            origin, reached = graph.states[step.from_id], graph.states[step.to_id]
             self.result.steps += 1
-            self._tried.add(candidate.action.name)
-            graph.add_transition(origin, reached, candidate.action, candidate.arguments, outcome)
+            self._tried.add(action.name)
+            graph.add_transition(origin, reached, action, arguments, read_outcome(body["outcome"]))
             if self._is_to_discover(reached):
                 self._discover(reached)
-        self._note_found(self._reader.read_found(body["found"]))
-        if self._recording is not None:
-            self._recording.add_step(candidate, reached, outcome, self._taken())
-        self._left[origin.id] -= 1
-        if not self._left[origin.id]:
-            for worker in self._workers:
-                worker.done.append(origin.id)
+        self._note_found(read_found(body["found"], self._checks))
         if self._on_progress is not None:
             self._on_progress(self._progress())
 
     def _discover(self, state: State) -> None:
         self._cut.discard(state.id)
-        numbers: list[int] | None = self._possible[state.id]
-        if numbers is None or self._is_too_deep(state):
+        if self._is_too_deep(state):
             self._cut.add(state.id)
-            numbers = None
-        else:
-            self._add_all(state, numbers)
-        if self._recording is not None:
-            self._recording.add_state(state, numbers)
+            return
+        numbers = self._possible.get(state.id)
+        # If it was too deep for a single process, nobody has looked what is possible there.
+        self._add_all(state, range(len(self._choices)) if numbers is None else numbers)
 
     def _note_found(self, found: Found) -> None:
         for violation in found.violations:
             self._note(violation)
         for warning in found.warnings:
             self._warn(warning)
+        self._leaks += found.leaks
 
-    def _replace(self, worker: _Worker) -> None:
-        """Give another process the tasks that a dead one has not reported."""
-        worker.close()
-        if worker.batch:
-            first = worker.batch[0]
-            key = (first.state.id, first.number)
-            self._deaths[key] = self._deaths.get(key, 0) + 1
-            if self._deaths[key] >= _DEATHS_MAX:
-                worker.batch.popleft()
-                self._warn(f"{first.action.name} was left out: {_DEATHS_MAX} processes died of it")
-                self._take(first, None, {"outcome": None, "found": _NOTHING_FOUND})
-            self._again.extendleft(reversed(worker.batch))
-        elif not worker.is_ready:
-            self._failed_starts += 1
-            if self._failed_starts >= _DEATHS_MAX:
-                code = worker.process.returncode
-                raise ExplorationAborted(
-                    f"Workers exit as soon as they start, with exit code {code}."
-                )
-        self._workers[self._workers.index(worker)] = _Worker(self._task)
+    def _wanted(self) -> int:
+        """Return how much should be published, so that no worker has to wait."""
+        return _AHEAD * self._count * BATCH_MAX
+
+    def _publish(self) -> None:
+        """Publish what the strategy chooses next, but no more than the limit on steps allows."""
+        room = min(self._wanted(), self._limits.steps - self.result.steps) - len(self._out)
+        waiting = len(self._strategy) + len(self._out)
+        size = min(max(waiting // (_AHEAD * self._count), 1), BATCH_MAX)
+        batches: list[list[tuple[str, int]]] = []
+        while room > 0 and len(self._strategy):
+            batch = [self._chosen() for _ in range(min(size, room, len(self._strategy)))]
+            room -= len(batch)
+            batches.append(batch)
+        if batches:
+            self._frontier.publish(batches, self._totals())
+            self._out.update(*batches)
+
+    def _chosen(self) -> tuple[str, int]:
+        candidate = self._strategy.next()
+        return candidate.state.id, candidate.number
+
+    def _look_after(self) -> None:
+        """Replace workers that died, and give what others had to someone else."""
+        for each in list(self._processes):
+            if each.process.poll() is not None:
+                self._replace(each)
+        now = time.monotonic()
+        if now - self._looked_at > min(_LOOK_SECONDS, self._task["lease_seconds"] / 3):
+            self._looked_at = now
+            self._store.work.sweep()
+
+    def _replace(self, dead: _Process) -> None:
+        """Give another process what a dead one had; raise what it has said, if anything."""
+        work, frontier = self._store.work, self._frontier
+        for member in work.list(queue=frontier.workers_queue):
+            if member.last_holder == dead.holder and member.failures:
+                raise _failure(member.error or "")
+        held = work.list(queue=frontier.queue, holder=dead.holder)
+        for item in held:
+            with suppress(LeaseLost):
+                work.get(item.id, fence=item.fence).fail("the process died", delay_seconds=0)
+        self._failed_starts += not held
+        if self._failed_starts >= _STARTS_MAX:
+            raise ExplorationAborted(
+                f"Workers exit as soon as they start, with exit code {dead.process.returncode}."
+            )
+        self._processes[self._processes.index(dead)] = _Process(self._task)
+
+    def _progress(self) -> Progress:
+        now = super()._progress()
+        return replace(now, waiting=now.waiting + len(self._out))
 
 
-class _Reader(Notes):
-    """Reads what workers found; the recording writes it."""
+def is_dead(holder: str) -> bool:
+    """Whether a worker, as its leases name it, was a process of this machine that has ended."""
+    host, _, rest = holder.partition(":")
+    pid = rest.partition(":")[0]
+    if host != socket.gethostname() or not pid.isdigit():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False
 
-    def _write(self, states: object, steps: object) -> None:
-        """Do nothing: the recording writes."""
+
+def _address(store: Store) -> dict[str, Any]:
+    """Return how another process opens the store."""
+    runtime = store.runtime
+    if runtime.codec.has_cipher and keys_of_environment()[0] is None:
+        raise InvalidArgument(
+            "workers open the store themselves, so its keys must be in the file that "
+            "$HOLDFAST_KEYS_FILE names"
+        )
+    target, settings = runtime.target, runtime.settings
+    if isinstance(target, SqliteTarget):
+        # A temporary store has a file too.
+        target = replace(target, path=getattr(runtime.driver, "path", target.path))
+    return {
+        "url": target.url,
+        "options": {
+            "durability": settings.durability,
+            "busy_timeout_seconds": settings.busy_timeout_seconds,
+        },
+        "limits": asdict(runtime.codec.limits),
+    }
+
+
+def _failure(said: str) -> HoldfastError:
+    """Return the error that a worker has ended with."""
+    kind, _, message = said.partition(": ")
+    for known in (Conflict, InvalidArgument):
+        if kind == known.__name__:
+            return known(message)
+    return ExplorationAborted(f"A worker failed. {said}")
 
 
 def _name(thing: object, function: Callable[..., Any]) -> str:
