@@ -55,6 +55,7 @@ class Schemas:
         self._dsn = dsn
         self._made: dict[str, Made] = {}
         self._free: list[str] = []
+        self._connection: psycopg.Connection | None = None
 
     @contextmanager
     def lent(self) -> Iterator[str]:
@@ -65,29 +66,43 @@ class Schemas:
 
     def close(self) -> None:
         """Drop all that are left."""
-        with psycopg.connect(self._dsn, autocommit=True) as connection:
+        with self._connected() as connection:
             for name in self._free:
                 drop_schemas(connection, name)
+
+    def _connected(self) -> psycopg.Connection:
+        """Return a connection that is kept: a new one has to read the catalogs first.
+
+        It fires no triggers, which protect history.
+        """
+        try:
+            if self._connection is not None:
+                self._connection.execute("SELECT 1")
+                return self._connection
+        except psycopg.OperationalError:
+            pass  # A test has cut all connections.
+        options = "-c session_replication_role=replica"
+        self._connection = psycopg.connect(self._dsn, autocommit=True, options=options)
+        return self._connection
 
     def _take(self) -> str:
         if self._free:
             return self._free.pop(0)
         name = f"t_{uuid.uuid4().hex[:20]}"
         make_ready(url=self._dsn, namespace=name)
-        with psycopg.connect(self._dsn, autocommit=True) as connection:
-            tables = _filled(connection, name)
-            rows = {table: _rows(connection, name, table) for table in tables}
-            self._made[name] = Made(_shape(connection, name), rows, _numbers(connection, name))
+        connection = self._connected()
+        rows = {table: _rows(connection, name, table) for table in _filled(connection, name)}
+        self._made[name] = Made(_shape(connection, name), rows, _numbers(connection, name))
         return name
 
     def _give_back(self, name: str) -> None:
         """Empty a schema for the next test, or drop it if it is not what it was."""
-        with psycopg.connect(self._dsn, autocommit=True) as connection:
-            drop_schemas(connection, f"{name}_")
-            if _is_emptied(connection, name, self._made[name]):
-                self._free.append(name)
-            else:
-                drop_schemas(connection, name)
+        connection = self._connected()
+        drop_schemas(connection, f"{name}_")
+        if _is_emptied(connection, name, self._made[name]):
+            self._free.append(name)
+        else:
+            drop_schemas(connection, name)
 
 
 def make_ready(**place: Any) -> None:
@@ -130,11 +145,12 @@ def _each(connection: psycopg.Connection, schema: str, statement: Any, tables: l
 def _is_emptied(connection: psycopg.Connection, name: str, made: Made) -> bool:
     if connection.execute("SELECT to_regnamespace(%s)", [name]).fetchone() == (None,):
         return False
-    kept = {row[0] for row in made.shape}
-    added = [row[0] for row in _shape(connection, name) if row[1] == "r" and row[0] not in kept]
+    kept, shape = {row[0] for row in made.shape}, _shape(connection, name)
+    added = [row[0] for row in shape if row[1] == "r" and row[0] not in kept]
     if added:
         _each(connection, name, "DROP TABLE {} CASCADE", added)
-    if _shape(connection, name) != made.shape:
+        shape = _shape(connection, name)
+    if shape != made.shape:
         return False
     changed = [
         table
@@ -142,8 +158,6 @@ def _is_emptied(connection: psycopg.Connection, name: str, made: Made) -> bool:
         if table not in made.rows or _rows(connection, name, table) != made.rows[table]
     ]
     if changed:
-        # History is protected by triggers, which a replica does not fire.
-        connection.execute("SET session_replication_role = replica")
         _each(connection, name, "TRUNCATE {} CASCADE", changed)
         connection.execute(FORGET_STATISTICS, {"name": name})
     for table in made.rows.keys() & changed:
