@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import traceback
@@ -10,6 +11,12 @@ from collections.abc import Callable
 from typing import IO
 
 from holdfast.testing.crashes import CrashPoints
+
+# A lock counts as written, as does whatever a function may do.
+HARMLESS = r"(?:count|max|min|sum|coalesce|json_each)\("
+NOTHING_WRITTEN = re.compile(
+    rf"\s*(BEGIN\b|SELECT\b(?!.*(\bFOR\b|\b(?!{HARMLESS})\w+\()))", re.DOTALL
+)
 
 
 class Child:
@@ -66,15 +73,20 @@ def stopped(function: Callable[[Callable[[str], None]], None]) -> Child:
 def boundaries(points: CrashPoints, seen: set[str] | None = None) -> list[int]:
     """Return the places to die at: before each statement and COMMIT, and after the last one.
 
-    After one and before the next is the same moment for the database. Of statements that were
-    `seen` before, in another operation, only the first of this one is taken.
+    After one and before the next is the same moment for the database. With `seen`, statements of
+    earlier operations are left out, and so is every place before which nothing was written since
+    the last one: to the database that is the same moment, too.
     """
     places: list[int] = []
+    is_written = not seen
     for number, point in enumerate(points.points, 1):
         is_seen = seen is not None and point.boundary == "statement" and point.sql in seen
-        if point.moment == "before" and not (places and is_seen):
-            places.append(number)
+        if point.moment == "before":
+            if not is_seen and (is_written or seen is None):
+                places.append(number)
+                is_written = False
+            is_written = is_written or not NOTHING_WRITTEN.match(point.sql)
         if seen is not None:
             seen.add(point.sql)
     last = len(points.points)
-    return places if places[-1] == last else [*places, last]
+    return places if places and places[-1] == last else [*places, last]
