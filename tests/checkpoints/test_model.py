@@ -549,7 +549,7 @@ def run(
 def test_any_sequence_loads_back_equal_to_a_plain_model(
     place: dict[str, Any], other_place: dict[str, Any], tmp_path: Path, run_items: int
 ) -> None:
-    examples = {"sqlite": 70, "postgresql": 30}[place["url"].partition(":")[0]]
+    examples = {"sqlite": 35, "postgresql": 15}[place["url"].partition(":")[0]]
     run(place, other_place, tmp_path, run_items, max_examples=examples, derandomize=True)
 
 

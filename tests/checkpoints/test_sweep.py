@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from itertools import product
+from itertools import cycle, product
 from pathlib import Path
 
 import pytest
@@ -70,14 +70,18 @@ class Writer:
             Heads.of(self.session.runtime).forget(self.session.number)
 
 
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("is_cold", [False, True], ids=["warm", "cold"])
 def test_every_edit_of_a_short_list_loads_back(
-    store: holdfast.Store, is_cold: bool, capsys: pytest.CaptureFixture[str]
+    store: holdfast.Store, is_cold: bool, whole: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Each grows by an append or a save, and by few or many items: in turn, or each in all ways."""
     count = 0
+    ways = list(product(GROWTH, (True, False)))
     for length in LENGTHS:
         log = [f"item {number}" for number in range(length)]
-        for (low, high, new), growth, by_append in product(splices(length), GROWTH, (True, False)):
+        edits = list(product(splices(length), ways)) if whole else zip(splices(length), cycle(ways))
+        for (low, high, new), (growth, by_append) in edits:
             writer = Writer(store.session(), is_cold=is_cold)
             writer.save(log)
             edited = [*log[:low], *(f"new {number}" for number in range(new)), *log[high:]]

@@ -17,8 +17,6 @@ from holdfast import InvalidArgument, NotLanded, VirtualClock
 from holdfast.kernel.driver import Hooks, Point, Trace
 from tests.effects.world import World
 
-CANCELLATIONS = 200
-
 
 class Interrupts:
     """Counts the points of calls, and does something at one of them, once."""
@@ -189,12 +187,15 @@ async def cancel_at_every_point(place: dict[str, Any], *, is_repeated: bool) -> 
         assert len(world.done) == points + 2
 
 
+@pytest.mark.parametrize("count", [80, pytest.param(200, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("times", ["once", "again and again"])
-def test_tasks_that_are_cancelled_at_random_moments(place: dict[str, Any], times: str) -> None:
-    asyncio.run(cancel_at_random(place, is_repeated=times != "once"))
+def test_tasks_that_are_cancelled_at_random_moments(
+    place: dict[str, Any], times: str, count: int
+) -> None:
+    asyncio.run(cancel_at_random(place, count, is_repeated=times != "once"))
 
 
-async def cancel_at_random(place: dict[str, Any], *, is_repeated: bool) -> None:
+async def cancel_at_random(place: dict[str, Any], count: int, *, is_repeated: bool) -> None:
     world, chance = World(), random.Random(5)
 
     @holdfast.tool(effect="mutate")
@@ -204,7 +205,7 @@ async def cancel_at_random(place: dict[str, Any], *, is_repeated: bool) -> None:
     async with await holdfast.aopen(**place, durability="normal") as store:
         session = await store.session("s")
         cancelled = 0
-        for number in range(CANCELLATIONS):
+        for number in range(count):
             task = asyncio.ensure_future(session.call(mail, to=str(number)))
             await asyncio.sleep(chance.choice([0, 0, 0.0003, 0.0006, 0.001, 0.002, 0.004]))
             task.cancel()
@@ -213,13 +214,13 @@ async def cancel_at_random(place: dict[str, Any], *, is_repeated: bool) -> None:
                 task.cancel()
             await asyncio.wait([task])
             cancelled += task.cancelled()
-        assert cancelled > CANCELLATIONS / 10, "the cancellations must hit something"
+        assert cancelled > count / 10, "the cancellations must hit something"
         judge(world, await store.effects(limit=1_000))
         ran = {to for to, _ in world.done}
-        for number in range(CANCELLATIONS):
+        for number in range(count):
             result = await session.call(mail, to=str(number))
             assert result.replayed == (str(number) in ran)
-        assert len(world.done) == CANCELLATIONS
+        assert len(world.done) == count
 
 
 def test_a_loop_that_ends_while_a_cancellation_is_handled(place: dict[str, Any]) -> None:

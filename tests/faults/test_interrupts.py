@@ -179,7 +179,7 @@ def test_an_interrupt_that_is_kept_keeps_no_connection(direct: dict[str, Any]) -
 def test_an_interrupt_of_any_operation_costs_only_that_call(
     place: dict[str, str], beside: bool, report: Report
 ) -> None:
-    hits = 3 if "namespace" in place else 10
+    hits = 2 if "namespace" in place else 5
     asked = run(place=place, hits=hits, beside=beside)
     report(f"{hits * len(asked)} interrupts of {len(asked)} operations")
     assert asked.keys() == OPERATIONS.keys()
