@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 import holdfast
-from holdfast.kernel.operation import C, Handle, Op, query, rows, whole_query
+from holdfast.kernel.operation import Async, C, Handle, Op, query, rows, whole_query
 from holdfast.testing.nouns import Counter
 from holdfast.testing.proxy import PostgresProxy
 from tests.faults.workload import found_in, in_threads
@@ -138,7 +138,7 @@ def test_a_query_that_reads_everything_may_be_slow(impatient: Place) -> None:
 def test_an_async_query_that_reads_everything_may_be_slow(impatient: Place) -> None:
     async def run() -> None:
         async with holdfast.aopen(**impatient) as store:
-            slow = Slow(store.runtime)
+            slow: Slow[Async] = Slow(store.runtime)
             with pytest.raises(holdfast.StoreUnavailable, match=SILENT):
                 await slow.read(FOR_EVER)
             assert await slow.read_all(LONGER_THAN_THE_LIMIT) == [{"slept": True}]
