@@ -13,6 +13,7 @@ import pytest
 
 import holdfast
 from holdfast import Submission
+from holdfast.kernel.operation import Batch, Query
 from holdfast.kernel.sql import Dialect
 from holdfast.work import claims, items, noun, reports, submission, transitions
 from tests.checkpoints.looking import Look, plan_for_any
@@ -49,6 +50,7 @@ HOT = {
     "finish",
     "guard",
     "promote",
+    "of a queue",
 }
 # Statement, its parameters, and the indexes that it may use.
 STATEMENTS: dict[str, tuple[str, dict[str, Any], set[str]]] = {
@@ -76,6 +78,12 @@ STATEMENTS: dict[str, tuple[str, dict[str, Any], set[str]]] = {
     "failed": (reports.page_of({}, ["failed"]), PAGE, {"ix_work_state"}),
     "waiting for review": (reports.page_of({}, ["pending"]), PAGE, {"ix_work_state"}),
     "held by": (reports.page_of({"holder": "w"}, ()), {**PAGE, "holder": "w"}, {"ix_work_held"}),
+    "of a queue": (noun.REMOVE_OF_QUEUE, {"queue": "rare", "limit": 5}, {"ix_work_queue"}),
+    "count of a type": (
+        reports.COUNT_SOME,
+        {"type": "rare", "state": "review", "limit": 5},
+        {"ix_work_type"},
+    ),
     "of a type": (reports.page_of({"type": "a"}, ()), {**PAGE, "type": "rare"}, {"ix_work_type"}),
 }
 
@@ -181,3 +189,12 @@ def test_a_claim_reads_no_more_than_it_takes_where_statistics_are_old(
             plan = "\n".join(row[0] for row in cursor.fetchall())
     read = [float(rows) for rows in re.findall(r"actual rows=([\d.]+)", plan)]
     assert max(read) == CLAIMED["limit"], plan
+
+
+def test_counts_of_rare_types_are_planned_for_them() -> None:
+    """A plan for any parameters reads all items where hardly any has the type and state."""
+    steps = reports.counts(finished=False, at_most=10)
+    next(steps)
+    counting = steps.send([{"type": "rare"}])
+    assert isinstance(counting, Batch)
+    assert all(isinstance(each, Query) and each.is_listing for each in counting.commands)

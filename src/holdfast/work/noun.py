@@ -85,9 +85,10 @@ DELETE FROM hf_work WHERE number IN (
     SELECT number FROM hf_work WHERE {OF_SESSIONS} LIMIT :limit
 ) RETURNING number
 """  # noqa: S608
+# In the order of its index, so that PostgreSQL does not look for them among all items.
 REMOVE_OF_QUEUE = """
 DELETE FROM hf_work WHERE number IN (
-    SELECT number FROM hf_work WHERE queue = :queue ORDER BY number LIMIT :limit
+    SELECT number FROM hf_work WHERE queue = :queue ORDER BY state, number LIMIT :limit
 ) RETURNING number
 """
 # With an OFFSET, PostgreSQL looks for each in the index, and does not read all items for a page.

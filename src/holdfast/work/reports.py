@@ -215,7 +215,9 @@ def _count_some(states: Sequence[str], at_most: int) -> Op[list[Row]]:
     asked = [{"type": row["type"], "state": state} for row in types for state in states]
     if not asked:
         return []
-    found = yield from batch(*(Query(COUNT_SOME, {**each, "limit": at_most}) for each in asked))
+    # A plan for any type and state would look for the rare ones among all items.
+    counting = (Query(COUNT_SOME, {**each, "limit": at_most}, is_listing=True) for each in asked)
+    found = yield from batch(*counting)
     pairs = zip(asked, found, strict=True)
     return [{**each, **row} for each, [row] in pairs if row["items"]]
 
