@@ -129,14 +129,9 @@ def test_clients_that_are_gone_leave_no_trace_in_the_log(
     for number in range(200):
         server.put("seven", f"k{number}", number)
     path = "/sessions/seven/state/stream?after_sequence=0"
-    shaking = (
-        f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {server.secret}\r\n"
-        "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
-        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
-    ).encode()
     for _ in range(50):
         with server.raw() as connection:
-            connection.sendall(shaking)
+            connection.sendall(handshake(server, path))
             # Closing then resets the connection.
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     with server.socket(path) as watching:
@@ -156,6 +151,30 @@ def test_a_stream_says_where_it_begins_before_the_first_change(server: Live) -> 
     with server.client.stream("GET", path, headers=resumed) as answer:
         [change] = lines(answer, 1)
         assert (change["id"], change["data"]["value"]) == ("4", "meanwhile")
+
+
+def test_a_follower_that_answers_no_pings_is_closed_with_its_place(tmp_path: Path) -> None:
+    place: dict[str, Any] = {"url": f"sqlite:///{tmp_path}/store.db"}
+    with holdfast.open(**place) as store:
+        store.session("one").state.set("k", 1)
+    options = Options(limits=ServerLimits(ping_seconds=1.0))
+    with live(options, **place) as server, server.raw() as silent:
+        silent.sendall(handshake(server, "/sessions/one/state/stream?after_sequence=0"))
+        received = b""
+        while part := silent.recv(65_536):
+            received += part
+    # On a busy machine, it may be closed before it was sent anything.
+    expected = [b"after=1"] if b'"key":"k"' in received else [b"after=0", b"after="]
+    code, _, reason = received[received.rindex(b"\x88") + 2 :].partition(b"a")
+    assert (struct.unpack(">H", code), b"a" + reason in expected) == ((1013,), True)
+
+
+def handshake(server: Live, path: str) -> bytes:
+    return (
+        f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {server.secret}\r\n"
+        "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    ).encode()
 
 
 def test_without_a_place_only_what_comes_is_told(server: Live) -> None:

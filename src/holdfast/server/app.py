@@ -160,7 +160,8 @@ class Api:
                 if scope.get("method") == "HEAD":
                     await start_events(send, is_over=True)
                 elif call.is_websocket:
-                    write_now = scope.get("extensions", {}).get(PACKED, {}).get("write")
+                    packed = scope.get("extensions", {}).get(PACKED, {})
+                    packed["place"], write_now = lambda: following.last, packed.get("write")
                     await send_frames(following, send, receive, write_now=write_now)
                 else:
                     await send_events(following, send, receive)

@@ -15,7 +15,7 @@ from ..records import Event
 from ..state.records import Entry, StateChange
 from .messages import encode
 
-# The ASGI extension that writes packed frames.
+# The ASGI extension that writes packed frames, and is told the place of a follower.
 PACKED: Final = "holdfast.packed"
 VALUE_BYTES_MAX = 8_192
 VALUES = ("value", "patch", "event", "data")

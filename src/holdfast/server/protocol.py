@@ -12,8 +12,10 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.http11 import Request
 
 from ..answers.problems import Refusal
+from .channels import Lagging
 from .frames import PACKED
 from .problems import answer_of
+from .stream import closing
 
 
 class WebSocketProtocol(WebSocketsSansIOProtocol):
@@ -37,6 +39,21 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             return False
         self.transport.write(frames)
         return True
+
+    def keepalive_timeout(self) -> None:
+        """End a client that answers no pings; a follower is told where to continue, like any other
+        that does not read.
+        """
+        extensions: Any = self.scope["extensions"]
+        place = extensions[PACKED].get("place")
+        if place is None or self.close_sent or self.transport.is_closing():
+            super().keepalive_timeout()
+            return
+        self.pong_timer = self.pending_ping_payload = None
+        self.conn.fail(*closing(Lagging(), place()))
+        self.close_sent = True
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        self.transport.close()
 
     def data_received(self, data: bytes) -> None:
         """Receive data from the client; a handshake that cannot be parsed is refused at once."""
