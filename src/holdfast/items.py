@@ -115,7 +115,7 @@ class WorkItem(ItemOps[C]):
         require_held([self])
         looks = receiving(self.session_id or "")
         driven, looked = yield from claims.drive_with(self, *looks)
-        request = receive(self._session(driven.fence), self.type, looked)
+        request = receive(self._session(driven.fence), self.type, driven.row, looked)
         yield AfterCommit(lambda: self._take({"driving_fence": driven.fence}))
         return request
 

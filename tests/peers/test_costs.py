@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
 import holdfast
-from holdfast.kernel.driver import Hooks, Trace
+from holdfast.kernel.driver import Hooks, Point, Trace
+from holdfast.kernel.operation import Call
+from holdfast.peers.uptake import serve_turn
 from holdfast.testing.subject import Subject, done
+from holdfast.work.claims import Claim
+from holdfast.work.transitions import Transition
 from tests.checkpoints.colours import both_colours
 from tests.peers.agents import planner, status, waiting_items
 
 # A change in these is a change of cost on every call: look before you update the numbers.
-STATEMENTS_PER_ASK = 6
-STATEMENTS_PER_ASK_TOGETHER = 4
+STATEMENTS_OF_A_REQUEST = {
+    "request": 7,
+    "caller claimed": 5,
+    "paused": 15,
+    "peer claimed": 5,
+    "peer completed": 12,
+    "caller resumed": 11,
+    "caller completed": 14,
+}
+SESSION_ROW_WRITES = 8
+STATEMENTS_PER_ASK = 5
+STATEMENTS_PER_ASK_TOGETHER = 3
 
 
 def ask_many(
@@ -47,7 +64,7 @@ async def test_many_asks_and_a_pause_are_one_commit(subject: Subject) -> None:
 
 
 @both_colours
-async def test_asks_that_are_made_with_a_pause_cost_four_statements_each(subject: Subject) -> None:
+async def test_asks_that_are_made_with_a_pause_cost_three_statements_each(subject: Subject) -> None:
     traces: list[Trace] = []
     store = await subject.open(hooks=Hooks(trace=traces.append), durability="normal")
     statements = {}
@@ -74,3 +91,59 @@ async def test_of_many_asks_that_fail_none_is_made(subject: Subject) -> None:
     assert await done(session.asks()) == []
     assert await waiting_items(store, "a") == []
     assert await status(store, session.id) == "active"
+
+
+@both_colours
+async def test_what_a_request_with_one_peer_costs(subject: Subject) -> None:
+    """Statements of each commit, and how often the rows of the two sessions are written."""
+    traces: list[Trace] = []
+    written: list[str] = []
+
+    def probe(point: Point) -> None:
+        if point.moment == "before" and re.match(
+            r"\s*(INSERT INTO|UPDATE) .*hf_sessions", point.sql
+        ):
+            written.append(point.sql)
+
+    hooks = Hooks(trace=traces.append, probe=probe)
+    store = await subject.open(hooks=hooks, durability="normal")
+    costs = {}
+
+    async def cost(step: str, make: Callable[[], Any]) -> Any:
+        traces.clear()
+        result = await done(make())
+        [trace] = traces
+        costs[step] = trace.statements
+        return result
+
+    # The first of everything also asks for what is not remembered yet.
+    for _ in range(2):
+        written.clear()
+        call = await cost("request", lambda: store.request("caller", 1))
+        session = await driven(store, cost, "caller claimed", "caller")
+        asks = [holdfast.Ask("peer", 1)]
+        await cost("paused", partial(session.pause, asks=asks))
+        peer = await driven(store, cost, "peer claimed", "peer")
+        await cost("peer completed", partial(turned, store, [completion(peer.item)]))
+        caller = await driven(store, cost, "caller resumed", "caller")
+        await cost("caller completed", partial(turned, store, [completion(caller.item)]))
+        assert (await done(store.peer_call(call.id))).state == "ok"
+    assert costs == STATEMENTS_OF_A_REQUEST
+    assert len(written) == SESSION_ROW_WRITES
+
+
+def turned(store: Any, ended: Any, agent: str | None = None) -> Any:
+    """Take a turn, as a service does."""
+    claim = None if agent is None else Claim("one", 1, [f"agent:{agent}"], 30_000, drives=True)
+    return store.runtime.driver.run(Call(serve_turn, store.runtime, (ended, claim)))
+
+
+def completion(item: Any) -> Any:
+    return item, Transition("completed", "completed", item.runtime.codec.encode("sun"))
+
+
+async def driven(store: Any, cost: Any, step: str, agent: str) -> Any:
+    """Claim the item of an agent, and return its session as the handler gets it."""
+    _, ([row], taken) = await cost(step, lambda: turned(store, (), agent))
+    item: Any = holdfast.WorkItem(store.runtime, row, 30)
+    return item._session(taken[row["number"]].fence)

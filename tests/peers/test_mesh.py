@@ -14,6 +14,8 @@ from holdfast.testing.subject import Subject, done, raises
 from tests.conftest import InColour
 from tests.peers.agents import status
 
+STORES = {False: "Store", True: "AsyncStore"}
+
 
 def plan(request: holdfast.PeerRequest[Any]) -> Any:
     for city in request.input["cities"]:
@@ -22,12 +24,13 @@ def plan(request: holdfast.PeerRequest[Any]) -> Any:
 
 
 def planned(resumption: holdfast.Resumption[Any]) -> Any:
+    assert type(resumption.store).__name__ == STORES[resumption.session.runtime.is_async]
     return [answer.result for answer in resumption.answers]
 
 
 def weather(request: holdfast.PeerRequest[Any]) -> Any:
-    store = holdfast.Store(request.session.runtime)
-    store.progress(request.ask_id, f"looking at {request.input['city']}")
+    assert isinstance(request.store, holdfast.Store)
+    request.store.progress(request.ask_id, f"looking at {request.input['city']}")
     return f"{request.input['city']}: sun"
 
 
@@ -42,8 +45,8 @@ async def planned_async(resumption: holdfast.Resumption[Any]) -> Any:
 
 
 async def weather_async(request: holdfast.PeerRequest[Any]) -> Any:
-    store = holdfast.AsyncStore(request.session.runtime)
-    await store.progress(request.ask_id, f"looking at {request.input['city']}")
+    assert isinstance(request.store, holdfast.AsyncStore)
+    await request.store.progress(request.ask_id, f"looking at {request.input['city']}")
     return f"{request.input['city']}: sun"
 
 

@@ -468,3 +468,40 @@ def test_a_repeated_attempt_that_waits_in_memory_makes_no_ask_twice(place: dict[
         [item] = store.work.claim("two", queues="agent:planner")
         item.receive().session.answers(grace_seconds=0, asks=asks)
         assert [call.input for call in store.find_session("r").asks()] == ["city"]
+
+
+def test_the_item_of_a_pause_is_cancelled_when_the_pause_is_closed(in_colour: InColour) -> None:
+    """Also if an attempt at it has begun: nothing resumes from a pause that is over."""
+
+    async def case(subject: Subject) -> None:
+        store, clock = await opened(subject)
+        for index, close in enumerate(("end", "pause", "cancel", "rewind")):
+            session = await planner(store, f"plan {index}")
+            await done(session.save(step=1))
+            await done(session.ask("a"))
+            await done(session.pause())
+            await serve(store, "a", "sun")
+            item, _ = await resume(store)
+            if close == "rewind":
+                clock.advance(3_600)
+                await done(session.rewind(1))
+            else:
+                await done(item.fail("again", delay_seconds=60))
+                await _close(session, close)
+            [pause] = [each for each in await done(session.pauses()) if each.generation == 1]
+            assert (close, pause.state) == (close, "closed")
+            left = await done(store.work.get(item.id))
+            assert (close, left.status) == (close, "cancelled")
+            assert await waiting_items(store, "planner") == []
+
+    in_colour(case)
+
+
+async def _close(session: Any, how: str) -> None:
+    if how == "end":
+        await done(session.end())
+    elif how == "cancel":
+        await done(session.cancel())
+    else:
+        await done(session.ask("b", timeout_seconds="never"))
+        await done(session.pause())

@@ -48,10 +48,13 @@ def test_a_session_that_somebody_drives_or_that_has_ended_is_left_to_the_handler
     with holdfast.open(**place) as store:
         session = store.session("plan", agent="planner")
         calls = [session.ask("peer", number) for number in range(3)]
-        with store.find_session(calls[0].id).drive():
+        with store.find_session(calls[0].id).drive() as driven:
             store.find_session(calls[1].id).end()
             found = taken_up(store, "peer")
             assert found[f"request {calls[0].id}"] is None
+            # The end of the item leaves the lease of the other alone.
+            held(store, f"request {calls[0].id}").release()
+            driven.save(still="driven")
         assert found[f"request {calls[1].id}"] is None
         assert found[f"request {calls[2].id}"] is not None
 
@@ -68,9 +71,45 @@ def test_an_item_whose_tree_is_in_use_is_claimed_and_nobody_waits(place: dict[st
         found = taken_up(store, "peer")
         assert found[f"request {asked[0].id}"] is None
         assert found[f"request {asked[1].id}"] is not None
+        assert held(store, f"request {asked[0].id}").driving_fence is None
         other.rollback()
         # Its handler takes it up by itself.
         assert held(store, f"request {asked[0].id}").receive().ask_id == asked[0].id
+
+
+def test_an_item_whose_tree_is_in_use_is_completed_by_itself_and_no_other_waits(
+    place: dict[str, Any],
+) -> None:
+    if "postgresql" not in place["url"]:
+        pytest.skip("SQLite has one writer at a time")
+    begun, go = threading.Semaphore(0), threading.Event()
+
+    def serve(request: holdfast.PeerRequest[Any]) -> Any:
+        begun.release()
+        assert go.wait(120)
+        return request.input
+
+    with holdfast.open(**place) as store, psycopg.connect(place["url"]) as other:
+        worker = Service("peer", serve).worker(store, poll_seconds=0.05)
+        running = threading.Thread(target=worker.run)
+        running.start()
+        try:
+            asked = [store.request("peer", id, request_id=id) for id in ("busy", "free")]
+            for _ in asked:
+                assert begun.acquire(timeout=120)
+            schema = place.get("namespace") or "holdfast"
+            lock = f"SELECT 1 FROM {schema}.hf_trees WHERE root_id = 'busy' FOR NO KEY UPDATE"
+            other.execute(lock.encode())
+            go.set()
+            call = Mesh(store).wait("free", wait_seconds=120)
+            assert (call.state, store.peer_call("busy").state) == ("ok", "open")
+            other.rollback()
+            assert Mesh(store).wait("busy", wait_seconds=120).state == "ok"
+        finally:
+            go.set()
+            worker.stop()
+            running.join()
+        assert worker.counts == {"completed": 2}
 
 
 def test_an_item_that_cannot_be_taken_up_fails_alone(place: dict[str, Any]) -> None:
@@ -144,9 +183,13 @@ def test_of_two_items_of_one_session_one_is_taken_up(place: dict[str, Any]) -> N
         [(_, taken)] = taken_up(store, "planner").items()
         assert taken is not None
         held(store, left).fail("again", delay_seconds=60)
-        # Somebody else goes on with the session, which leaves the item of the first pause behind.
+        # Somebody else goes on with the session, and the item of the first pause is cancelled.
         next_one = paused_and_answered(store, session)
         assert list(taken_up(store, "planner")) == [next_one]
+        gone = store.work.get(left)
+        assert gone.status == "cancelled"
+        given: dict[str, Any] = {"session": session, "queue": "agent:planner", "priority": 1}
+        left = store.work.submit("resume", gone.input, **given, delay_seconds=60).id
         held(store, next_one).fail("again", delay_seconds=60)
         for id in (left, next_one):
             store.work.retry(id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import holdfast
 from holdfast.kernel.operation import Call
-from holdfast.peers.uptake import TakenUp, claim_and_take_up
+from holdfast.peers.uptake import TakenUp, serve_turn
 from holdfast.work.claims import Claim
 
 
@@ -12,8 +12,9 @@ def taken_up(
     store: holdfast.Store, agent: str, limit: int = 10, lease_seconds: int = 30
 ) -> dict[str, TakenUp | None]:
     """Claim the items of an agent as its service does; return what was taken up, by item."""
-    claim = Claim("instance", limit, [f"agent:{agent}"], lease_seconds * 1_000)
-    rows, given = store.runtime.driver.run(Call(claim_and_take_up, store.runtime, (claim,)))
+    claim = Claim("instance", limit, [f"agent:{agent}"], lease_seconds * 1_000, drives=True)
+    call = Call(serve_turn, store.runtime, ((), claim))
+    _, (rows, given) = store.runtime.driver.run(call)
     return {row["id"]: given.get(row["number"]) for row in rows}
 
 

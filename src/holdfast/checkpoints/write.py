@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ from ..errors import CorruptRecord, InvalidArgument, LimitExceeded, VersionConfl
 from ..feed import emit, event
 from ..feed.events import TREE_SEQUENCE
 from ..kernel.append_only import CLOSE_DOOR, open_door
+from ..kernel.nouns import Noun
 from ..kernel.operation import (
     AfterCommit,
     Decide,
@@ -23,7 +25,6 @@ from ..kernel.operation import (
     Row,
     Runtime,
     batch,
-    defer,
     one,
     rows,
     together,
@@ -32,7 +33,7 @@ from ..leases import Keeper
 from ..records import KINDS, Checkpoint, Kind, SessionRef
 from ..sessions import access
 from ..sessions.access import Place, lock_and_read, require_fence, require_writable
-from ..sessions.rows import SESSION_AT_HEAD, SET_SESSION_STATUS, place_of_number
+from ..sessions.rows import SESSION_AT_HEAD, RowChange, place_of_number, released
 from . import lines
 from .changes import ChannelChange, ChannelPlan, Head, Heads, is_simple
 from .keys import VERSIONS
@@ -40,12 +41,10 @@ from .lines import Manifest, Ref
 from .read import find, keyed, naming
 
 # Unless a version was written with this key; a fork's may have been written in its origin.
-ADVANCE_HEAD = access.ADVANCE_SESSION.format(
-    unless=f"""CAST(:unless_key AS TEXT) IS NULL OR (s.origin_number IS NULL AND NOT EXISTS (
+UNLESS_WRITTEN = f"""CAST(:unless_key AS TEXT) IS NULL OR (s.origin_number IS NULL AND NOT EXISTS (
         SELECT 1 FROM hf_checkpoints c WHERE c.idempotency_key = :unless_key
             AND c.key > s.number * {VERSIONS} AND c.key < (s.number + 1) * {VERSIONS}
     ))"""  # noqa: S608
-)
 OPEN_PACKING = open_door("'pack ' || s.number", SESSION_AT_HEAD)
 REMOVE_PACKED = f"""
 DELETE FROM hf_items WHERE key >= :low AND key < :high AND EXISTS (SELECT 1 FROM {SESSION_AT_HEAD})
@@ -86,6 +85,7 @@ ADD_EPOCH = """
 INSERT INTO hf_epochs (session_number, epoch, first_version, target_version)
 VALUES (:number, :epoch, :first_version, :target_version)
 """
+ONLY_HEAD = RowChange("", {})
 ITERATIONS = frozenset({"iteration_start", "iteration_end"})
 
 
@@ -115,10 +115,12 @@ def write(
     expected_version: int | None = None,
     key: str | None = None,
     locked: Row | None = None,
+    also: RowChange = ONLY_HEAD,
 ) -> Op[Checkpoint]:
     """Write the next version of a session, all or nothing; once per key.
 
-    `locked` is the session's row, if this transaction has just read it with its tree locked.
+    `locked` is the session's row, if this transaction has just read it with its tree locked; `also`
+    is what else changes in that row.
     """
     codec = runtime.codec
     if kind not in KINDS:
@@ -141,7 +143,7 @@ def write(
     if locked is not None and (head is None or head.id != locked["head"]):
         head = yield from _current_head(runtime, place, expected_version, [locked])
     if head is not None and is_simple(head, changes):
-        written = yield from write_after(runtime, place, wanted, head, unless_key=key)
+        written = yield from write_after(runtime, place, wanted, head, unless_key=key, also=also)
         if written is not None:
             return written
     # The remembered head is stale, or the write is not allowed: find out with the tree locked.
@@ -152,7 +154,7 @@ def write(
         if earlier is not None:
             return earlier
     head = yield from _current_head(runtime, place, expected_version, found)
-    written = yield from write_after(runtime, place, wanted, head)
+    written = yield from write_after(runtime, place, wanted, head, also=also)
     assert written is not None
     return written
 
@@ -210,19 +212,25 @@ def end_session(runtime: Runtime, place: Place, before: str, status: str) -> Op[
 
 
 def ending(
-    runtime: Runtime, place: Place, before: str, status: str, locked: Row | None = None
+    runtime: Runtime,
+    place: Place,
+    before: str,
+    status: str,
+    locked: Row | None = None,
+    *,
+    raises_fence: bool = False,
+    but: Noun | None = None,
 ) -> list[Op[None]]:
-    """Return the parts of the end of a session, which run side by side."""
+    """Return the parts of the end of a session, which run side by side.
+
+    Every noun is told `but` one that does its part by itself.
+    """
     here = SessionRef(place.session_id, place.number, place.root_id)
-    told = (noun.ended(runtime, here, status) for noun in reversed(runtime.nouns))
-    return [_record_end(runtime, place, before, status, locked), *told]
-
-
-def _record_end(
-    runtime: Runtime, place: Place, before: str, status: str, locked: Row | None
-) -> Op[None]:
-    yield from record_status(runtime, place, before, status, locked)
-    yield from defer(SET_SESSION_STATUS, number=place.number, status=status, raised=0)
+    told = (
+        noun.ended(runtime, here, status) for noun in reversed(runtime.nouns) if noun is not but
+    )
+    change = released(status, raises_fence=raises_fence)
+    return [record_status(runtime, place, before, status, locked, change), *told]
 
 
 def record_status(
@@ -231,16 +239,30 @@ def record_status(
     before: str,
     after: str,
     locked: Row | None = None,
+    also: RowChange = ONLY_HEAD,
     **more: Any,
 ) -> Op[None]:
-    """Record a change of status in the session's history and in the feed."""
+    """Record a change of status in the session's history and in the feed; `also` makes it."""
     data = {"from": before, "to": after, **more}
-    yield from write(runtime, place, "state_transition", {}, data, locked=locked)
+    yield from write(runtime, place, "state_transition", {}, data, locked=locked, also=also)
     yield from emit(runtime.codec, place.root_id, place.session_id, "session_status_changed", data)
 
 
+@functools.cache
+def _advance_head(assignments: str) -> str:
+    """Return the statement that moves a session's head, with other assignments to its row."""
+    also = f", {assignments}" if assignments else ""
+    return access.ADVANCE_SESSION.format(unless=UNLESS_WRITTEN, also=also)
+
+
 def write_after(
-    runtime: Runtime, place: Place, wanted: Draft, head: Head, *, unless_key: str | None = None
+    runtime: Runtime,
+    place: Place,
+    wanted: Draft,
+    head: Head,
+    *,
+    unless_key: str | None = None,
+    also: RowChange = ONLY_HEAD,
 ) -> Op[Checkpoint | None]:
     """Write the version after a head; None if the head has moved or may not be moved.
 
@@ -260,6 +282,7 @@ def write_after(
     new_head = random_id((yield FreshId()))
     here = {"number": place.number, "head": new_head}
     advance = {
+        **also.parameters,
         **here,
         "old_head": head.id,
         "expected": wanted.expected_version,
@@ -291,7 +314,7 @@ def write_after(
         [
             Lock(place.root_id),
             *looks,
-            Query(ADVANCE_HEAD, advance),
+            Query(_advance_head(also.assignments), advance),
             *_item_queries(plan, here),
             Query(ADD_CHECKPOINT, row),
         ],

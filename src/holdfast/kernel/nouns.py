@@ -126,14 +126,20 @@ class Noun:
         return ()
 
     def item_ended(
-        self, runtime: Runtime, item: EndedItem, looked: Sequence[list[Row]]
-    ) -> Op[None]:
+        self,
+        runtime: Runtime,
+        item: EndedItem,
+        looked: Sequence[list[Row]],
+        driving_fence: int | None,
+    ) -> Op[bool]:
         """Follow up on a work item of one of its types that has ended.
 
         The ends of several items run side by side: what was read may have been changed since by
-        the follow-up of another.
+        the follow-up of another. `driving_fence` is that of the session's lease, if the item drove
+        the session. Return whether that lease was released; otherwise the caller releases it.
         """
         yield from ()
+        return False
 
     def settled(self, runtime: Runtime, effect_id: str) -> Op[None]:
         """Resume what waited for an effect that was resolved."""

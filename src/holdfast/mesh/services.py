@@ -15,7 +15,7 @@ from ..kernel.operation import C
 from ..peers import Answered, Ask, Parked, PeerRequest, Resumption
 from ..peers.asks import REQUEST, RESUME, queue_of
 from ..peers.handle import GRACE_SECONDS_MAX, SessionPeers
-from ..peers.uptake import claim_and_take_up
+from ..peers.uptake import serve_turn
 from ..session import Session
 from ..store import AsyncStore, Store
 from ..worker import Handler, RunningItem, Worker
@@ -72,7 +72,7 @@ class Service:
         it, with the headers that the `credentials` hook returns for each message; None is the
         database.
         """
-        for name in ("queues", "concurrency", "handlers", "inbox", "uptake"):
+        for name in ("queues", "concurrency", "handlers", "inbox", "turn"):
             if name in options:
                 raise InvalidArgument(f"{name} of a service's worker are set by the service")
         require_credentials(credentials)
@@ -84,7 +84,7 @@ class Service:
         handler: Handler = partial(handle, credentials)
         handlers = {REQUEST: handler, RESUME: handler}
         queues = [queue_of(self.name)]
-        options["uptake"] = claim_and_take_up
+        options["turn"] = serve_turn
         return Worker(store, handlers, queues=queues, concurrency=instances, **options)
 
     def serve(
@@ -120,7 +120,7 @@ class Service:
         if is_new:
             envelope = item.attempt.envelope
             headers = {} if envelope is None else dict(envelope.message.headers)
-            request = replace(given, session=self._session(given.session), headers=headers)
+            request = replace(given, **self._given(given.session), headers=headers)
             result = yield partial(self._on_request, request)
         else:
             result = yield from self._go_on(credentials, given)
@@ -145,12 +145,16 @@ class Service:
                 user=info.user,
             )
             headers = yield partial(minted, credentials, identified)
-        given = replace(resumption, session=self._session(session), headers=headers)
+        given = replace(resumption, **self._given(session), headers=headers)
         return (yield partial(self._on_resume, given))
 
-    def _session(self, session: Any) -> Any:
-        """Return the session that is passed to the functions."""
-        return session if self._is_stateless else HeldSession.of(session)
+    def _given(self, session: Any) -> dict[str, Any]:
+        """Return the session that is passed to the functions, and the store that it belongs to."""
+        runtime = session.runtime
+        return {
+            "session": session if self._is_stateless else HeldSession.of(session),
+            "store": AsyncStore(runtime) if runtime.is_async else Store(runtime),
+        }
 
     @property
     def is_async(self) -> bool:

@@ -10,6 +10,7 @@ from ..arguments import require_one_of, require_text, require_text_or_none
 from ..checkpoints.write import ending, write
 from ..errors import Conflict, InvalidArgument, NotFound
 from ..feed import emit
+from ..kernel.nouns import Noun
 from ..kernel.operation import (
     Lock,
     Op,
@@ -17,6 +18,7 @@ from ..kernel.operation import (
     Row,
     Runtime,
     batch,
+    defer,
     one,
     operation,
     query,
@@ -25,17 +27,19 @@ from ..kernel.operation import (
 )
 from ..records import EndedItem, SessionRef
 from ..sessions.access import LOCK_SESSION, Place
-from ..sessions.rows import READ_PLACE_BY_ID
+from ..sessions.rows import GIVEN_NUMBERS, READ_PLACE_BY_ID, numbers_of
 from ..trees import OPEN
 from ..work.items import READ_ITEM
 from .artifacts import check_artifact, outgoing, outgoing_looks
-from .asks import READ_ASK, RESUME, SELECT_ASKS, delivery_id, read_ask
+from .asks import READ_ASK, REQUEST, RESUME, SELECT_ASKS, delivery_id, read_ask
 from .pauses import OPEN_PAUSE, READ_PAUSE, close, count, counting, make_ready
 from .records import Artifact, Receipt, pack_answer, pause_context
 from .settlement import (
     CANCELLED,
     SETTLE_DUE,
+    SETTLED_COLUMNS,
     TIMED_OUT,
+    cancel_asks,
     settle,
     settlement,
     stop_peer,
@@ -59,6 +63,22 @@ NEXT_DUE = """
 SELECT min(deadline_at) FROM hf_asks INDEXED BY ix_asks_due
 WHERE state = 'open' AND deadline_at IS NOT NULL
 """
+# The call that a session serves, and whether the session itself has asked, paused or made anything.
+READ_SERVED = f"""
+SELECT {SETTLED_COLUMNS},
+    EXISTS (SELECT 1 FROM hf_artifacts f WHERE f.session_number = :session_number)
+    OR EXISTS (SELECT 1 FROM hf_asks a WHERE a.session_number = :session_number)
+    OR EXISTS (
+        SELECT 1 FROM hf_pauses p WHERE p.session_number = :session_number
+            AND p.state IN ('waiting', 'ready', 'resumed')
+    ) AS has_made
+FROM hf_asks WHERE id = :id
+"""  # noqa: S608
+# Nothing collects the answers of a session that has ended or was rewound.
+CLOSE_ANSWERED = f"""
+UPDATE hf_asks SET closed_at = :now
+WHERE session_number IN {GIVEN_NUMBERS} AND state <> 'open' AND closed_at IS NULL
+"""  # noqa: S608
 READ_NEXT_DUE = f"SELECT ({NEXT_DUE}) AS deadline_at, :now AS now"
 
 
@@ -210,42 +230,74 @@ def _settle_served(
 
 
 def following(item: EndedItem) -> list[Query]:
-    """Return the queries whose rows `follow_item` needs."""
+    """Return the queries whose rows `follow_item` needs.
+
+    A session that has only been asked has seldom made anything; whether it has is read with the
+    call.
+    """
     here = item.session
-    return [
-        Query(LOCK_SESSION, {"number": here.number}),
-        Query(OPEN_PAUSE, {"session_number": here.number}),
-        *_answer_looks(here),
-    ]
+    session = Query(LOCK_SESSION, {"number": here.number})
+    if item.type == REQUEST:
+        return [session, Query(READ_SERVED, {"id": here.id, "session_number": here.number})]
+    return [session, Query(READ_ASK, {"id": here.id}), *_made_looks(here)]
 
 
-def follow_item(runtime: Runtime, item: EndedItem, looked: Sequence[list[Row]]) -> Op[None]:
+def _made_looks(session: SessionRef) -> list[Query]:
+    """Return the queries for a session's open pause, artifacts and calls."""
+    paused = Query(OPEN_PAUSE, {"session_number": session.number})
+    return [paused, *outgoing_looks(session.number)]
+
+
+def follow_item(
+    runtime: Runtime,
+    noun: Noun,
+    item: EndedItem,
+    looked: Sequence[list[Row]],
+    driving_fence: int | None,
+) -> Op[bool]:
     """End the session of an item that has ended, and answer the call that it serves.
 
     The output of a completed item is the answer. A session that serves no call is left open when
-    its item is completed. `looked` are the rows of `following`, read when the item has ended.
+    its item is completed: then it returns False. `looked` are the rows of `following`, read when
+    the item has ended. All nouns are told of the session's end but `noun`, whose part is done here.
     """
     here = item.session
-    [sessions, paused, *served] = looked
-    if item.type == RESUME and item.status == "completed":
+    [sessions, serving, *made] = looked
+    if item.type == REQUEST:
+        has_made = not serving or serving[0]["has_made"]
+        made = (yield from batch(*_made_looks(here))) if has_made else [[], [], []]
+    [paused, artifacts, asks] = made
+    is_open = bool(sessions) and sessions[0]["status"] in OPEN
+    is_ending = is_open and (item.status != "completed" or bool(serving))
+    if is_ending or (item.type == RESUME and item.status == "completed"):
         for pause in paused:
-            yield from close(runtime, pause)
-    if not sessions or sessions[0]["status"] not in OPEN:
-        return
+            yield from close(runtime, pause, item_id=item.id)
+    if not is_ending:
+        return False
     [session] = sessions
-    if item.status == "completed" and not served[0]:
-        return
     result: Any = item.error
     if item.output is not None:
         result = runtime.codec.decode(item.output)
     status = {"completed": "ok", "failed": "error", "cancelled": "cancelled"}[item.status]
-    place = _place(here, session)
+    is_driven = driving_fence == session["fence"]
+    end = (_place(here, session), session["status"], item.status, session)
+    closed = {pause["number"] for pause in paused}
+    left = [ask for ask in asks if ask["closed_at"] is None and ask["pause_number"] not in closed]
     yield from together(
         [
-            _settle_served(runtime, served, status, result),
-            *ending(runtime, place, session["status"], item.status, session),
+            _settle_served(runtime, [serving, artifacts, asks], status, result),
+            *ending(runtime, *end, raises_fence=is_driven, but=noun),
+            leave_asks(runtime, here, left),
         ]
     )
+    return True
+
+
+def leave_asks(runtime: Runtime, session: SessionRef, left: Sequence[Row]) -> Op[None]:
+    """Close calls that a session no longer waits for; the open ones are cancelled first."""
+    yield from cancel_asks(runtime, [ask for ask in left if ask["state"] == "open"])
+    if left:
+        yield from defer(CLOSE_ANSWERED, numbers=numbers_of([session]))
 
 
 def _place(session: SessionRef, row: Row) -> Place:
@@ -272,7 +324,8 @@ def decide(
     if pause["reason"] != "approval":
         raise InvalidArgument(f"pause {pause_id} waits for {pause['reason']}, not for an approval")
     session = yield from rows(LOCK_SESSION, number=pause["session_number"])
-    if (yield from make_ready(runtime, pause, session, decision)) is None:
+    status = session[0]["status"] if session else None
+    if (yield from make_ready(runtime, pause, status, decision)) is None:
         if _is_decided(runtime, pause, is_approved):
             return
         raise Conflict(

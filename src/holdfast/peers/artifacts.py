@@ -13,7 +13,7 @@ from ..feed import emit
 from ..kernel.operation import Op, Query, Row, defer, rows
 from ..sessions.access import lock_and_read_with, require_writable
 from ..sessions.handle import SessionHandle
-from .asks import SELECT_ASKS
+from .asks import SELECT_ANSWERS
 from .records import Artifact, answer_of, artifact_context, opened
 
 URI_CHARACTERS_MAX = 1_000
@@ -51,8 +51,7 @@ SELECT session_id, name, version, media_type, uri, data, is_returned FROM hf_art
 WHERE session_number = :session_number AND is_abandoned = 0 ORDER BY number
 """
 ASKS_OF_SESSION = f"""
-{SELECT_ASKS} WHERE session_number = :session_number AND coalesce(state, '') <> 'open'
-    AND is_abandoned = 0 ORDER BY number
+{SELECT_ANSWERS} WHERE session_number = :session_number AND is_abandoned = 0 ORDER BY number
 """
 HAS_MADE = """
 SELECT EXISTS (SELECT 1 FROM hf_artifacts WHERE session_number = :session_number) AS artifacts,

@@ -22,7 +22,6 @@ from ..errors import AskNotFound, InvalidArgument, RequestMismatch, SessionWaiti
 from ..feed import create_tree, emit
 from ..kernel.flow import refuse_steps
 from ..kernel.operation import (
-    Emit,
     FreshId,
     Handle,
     Lock,
@@ -35,7 +34,9 @@ from ..kernel.operation import (
     one,
     operation,
     rows,
+    together,
 )
+from ..kernel.sql import given, given_keys
 from ..sessions.access import Place
 from ..sessions.creation import new_session, require_parent
 from ..sessions.handle import SessionHandle
@@ -63,14 +64,21 @@ ASK_COLUMNS = """number, id, session_number, session_id, root_id, agent, user_id
     remote_store, origin_id, cancel_key, heard, state, pause_number, timeout_ms, deadline_at, input,
     correlation, progress, answer, late, created_at, answered_at, late_at, closed_at"""
 SELECT_ASKS = f"SELECT {ASK_COLUMNS} FROM hf_asks"  # noqa: S608
+# What an answer is made of, and whether it was collected.
+SELECT_ANSWERS = """
+SELECT number, id, agent, state, pause_number, correlation, answer, answered_at, closed_at
+FROM hf_asks"""
 READ_ASK = f"{SELECT_ASKS} WHERE id = :id"
+READ_ASKS = f"{SELECT_ASKS} WHERE id IN {given_keys('ids')}"
 ADD_ASK = f"""
 INSERT INTO hf_asks (
     id, session_number, session_id, root_id, agent, user_id, route, remote_store, origin_id,
-    cancel_key, asked_version, state, timeout_ms, deadline_at, input, correlation, created_at
+    cancel_key, asked_version, state, pause_number, timeout_ms, deadline_at, input, correlation,
+    created_at
 ) VALUES (
     :id, :session_number, :session_id, :root_id, :agent, :user_id, :route, :remote_store,
-    :origin_id, :cancel_key, :asked_version, 'open', CAST(:timeout_ms AS INTEGER),
+    :origin_id, :cancel_key, :asked_version, 'open',
+    (SELECT p.number FROM hf_pauses p WHERE p.id = :pause_id), CAST(:timeout_ms AS INTEGER),
     :now + CAST(:timeout_ms AS INTEGER), CAST(:input AS BLOB), CAST(:correlation AS BLOB), :now
 ) RETURNING {ASK_COLUMNS}
 """  # noqa: S608
@@ -117,10 +125,17 @@ class Draft:
     input: bytes
     correlation: bytes
 
-    @property
-    def look(self) -> Query:
-        """The query that checks whether the id is known."""
-        return Query(READ_ASK, {"id": self.id})
+
+def known_look(drafts: Sequence[Draft]) -> list[Query]:
+    """Return the query for those of some calls that were made before; none for no calls."""
+    return asks_look([draft.id for draft in drafts])
+
+
+def asks_look(ids: Sequence[str]) -> list[Query]:
+    """Return the query for the calls with these ids; none for none."""
+    if len(ids) == 1:
+        return [Query(READ_ASK, {"id": ids[0]})]
+    return [Query(READ_ASKS, {"ids": given(ids)})] if ids else []
 
 
 def drafted(runtime: Runtime, ask: Ask, label: str = "id") -> Op[Draft]:
@@ -145,9 +160,14 @@ def drafted_all(runtime: Runtime, asks: object) -> Op[list[Draft]]:
 
 
 def lock_new_tree(draft: Draft) -> Op[list[Row]]:
-    """Create and lock the tree of a call without a session; return the call if it is known."""
+    """Create and lock the tree of a call without a session; return the call if it is known.
+
+    A call with a new id is not looked up; its tree is locked in the round trip that writes it.
+    """
     yield from create_tree(draft.id)
-    _, known = yield from batch(Lock(draft.id), draft.look)
+    if draft.ask.id is None:
+        return []
+    _, known = yield from batch(Lock(draft.id), *known_look([draft]))
     return known
 
 
@@ -271,16 +291,19 @@ def add_ask(
     root_id: str,
     sender: str | None = None,
     version: int = 0,
+    pause_id: str | None = None,
     origin: Origin | None = None,
 ) -> Op[Row]:
     """Write a call, with the peer's session and work item or with a message.
 
-    The tree is locked, and the asker was read and is open. `known` is what `draft.look` found: an
+    The tree is locked, and the asker was read and is open. `known` is what `known_look` found: an
     equal call with the same id is returned as it is; for a different one RequestMismatch is raised.
+    A pause that was added before collects the call.
     """
     codec, ask, id = runtime.codec, draft.ask, draft.id
-    if known:
-        return (yield from _again(runtime, known[0], asker, ask, user, version))
+    for before in known:
+        if before["id"] == id:
+            return (yield from _again(runtime, before, asker, ask, user, version))
     route = None if origin is None else origin.route
     if origin is None and runtime.transport is not None:
         route = route_of(runtime.transport, sender)
@@ -296,21 +319,22 @@ def add_ask(
         "origin_id": None if origin is None else origin.ask_id,
         "cancel_key": None,
         "asked_version": version,
+        "pause_id": pause_id,
         "timeout_ms": draft.timeout_ms,
         "input": codec.seal(draft.input, context=ask_context(id, "input")),
         "correlation": codec.seal(draft.correlation, context=ask_context(id, "correlation")),
     }
     adding = Query(ADD_ASK, given)
+    locks = [Lock(root_id)] if asker is None else []
     if origin is None and route is not None:
         given["cancel_key"] = f"{random_id((yield FreshId())):x}{random_id((yield FreshId())):x}"
-        [row], taken = yield from batch(adding, Query(READ_PLACE_BY_ID, {"id": id}))
+        look = Query(READ_PLACE_BY_ID, {"id": id})
+        *_, [row], taken = yield from batch(*locks, adding, look)
         if taken:
             raise _taken(id)
         yield from post(runtime, "request", id, route, agent_address(ask.agent))
     else:
-        creation, created = yield from _peer_session(runtime, given)
-        [row], child = yield from batch(adding, creation)
-        yield from _deliver(runtime, given, child, created)
+        [row] = yield from _deliver(runtime, given, *locks, adding)
     data = {"ask": id, "agent": ask.agent, "deadline_at": row["deadline_at"]}
     yield from emit(codec, root_id, row["session_id"] or id, "peer_asked", data)
     return row
@@ -319,20 +343,17 @@ def add_ask(
 def asks_of(
     asker: SessionHandle[Any],
     row: Row,
-    here: Row,
     drafts: Sequence[Draft],
-    known: Sequence[Sequence[Row]],
+    known: Sequence[Row],
+    pause_id: str | None = None,
 ) -> list[Op[Row]]:
     """Return the operations that write the calls of a session, to be run together.
 
-    `row` and `here` are the session's, read with its tree locked.
+    `row` is the session's and `known` what `known_look` found, read with the tree locked.
     """
-    given: dict[str, Any] = {"user": here["user_id"], "sender": here["agent"]}
-    given |= {"root_id": asker.root_id, "version": row["version"]}
-    return [
-        add_ask(asker.runtime, asker, draft, each, **given)
-        for draft, each in zip(drafts, known, strict=True)
-    ]
+    given: dict[str, Any] = {"user": row["user_id"], "sender": row["agent"]}
+    given |= {"root_id": asker.root_id, "version": row["version"], "pause_id": pause_id}
+    return [add_ask(asker.runtime, asker, draft, known, **given) for draft in drafts]
 
 
 def insert_delivery(runtime: Runtime, ask: Row) -> Op[None]:
@@ -341,13 +362,26 @@ def insert_delivery(runtime: Runtime, ask: Row) -> Op[None]:
     Raises SessionNotFound or SessionEnded if the asker can no longer have children.
     """
     yield from require_parent(ask["session_id"])
-    creation, created = yield from _peer_session(runtime, ask)
-    [child] = yield from batch(creation)
-    yield from _deliver(runtime, ask, child, created)
+    yield from _deliver(runtime, ask)
 
 
-def _peer_session(runtime: Runtime, ask: Row) -> Op[tuple[Query, Emit]]:
-    """Return the statement that creates the session of a peer, and its event."""
+def _deliver(runtime: Runtime, ask: Row, *before: Query | Lock) -> Op[list[Row]]:
+    """Create the session of a peer, and submit the work item that delivers the request to it.
+
+    Returns the rows of the last statement that runs `before`, in the same round trip.
+    """
+    id = ask["id"]
+    place = Place(id, 0, ask["root_id"], None)
+    delivery = Submission(REQUEST, {"ask": id}, queue=queue_of(ask["agent"]), id=delivery_id(id))
+    parts: list[Op[list[Row]]] = [
+        _create_session(runtime, ask, *before),
+        submit_all(runtime, [delivery], default=place, is_checked=True),
+    ]
+    return (yield from together(parts))[0]
+
+
+def _create_session(runtime: Runtime, ask: Row, *before: Query | Lock) -> Op[list[Row]]:
+    """Create the session of a peer; return the rows of the last statement `before`."""
     codec, id = runtime.codec, ask["id"]
     given = {"id": id, "name": None, "agent": ask["agent"], "user_id": ask["user_id"]}
     metadata = None
@@ -355,18 +389,13 @@ def _peer_session(runtime: Runtime, ask: Row) -> Op[tuple[Query, Emit]]:
         asked = {"asked_by": {"store": ask["remote_store"], "ask": ask["origin_id"]}}
         metadata = codec.pack(asked, context=("hf_sessions", id))
     given |= {"metadata": metadata}
-    return (yield from new_session(codec, given, ask["session_id"], ask["root_id"]))
-
-
-def _deliver(runtime: Runtime, ask: Row, child: list[Row], created: Emit) -> Op[None]:
-    """Submit the work item that delivers the request to a session that was just created."""
-    id = ask["id"]
+    where = (ask["session_id"], ask["root_id"])
+    creation, created = yield from new_session(codec, given, *where)
+    *found, child = yield from batch(*before, creation)
     if not child:
         raise _taken(id)
     yield created
-    place = Place(id, child[0]["number"], ask["root_id"], None)
-    delivery = Submission(REQUEST, {"ask": id}, queue=queue_of(ask["agent"]), id=delivery_id(id))
-    yield from submit_all(runtime, [delivery], default=place, is_checked=True)
+    return found[-1] if found else []
 
 
 def _taken(id: str) -> InvalidArgument:

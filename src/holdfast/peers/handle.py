@@ -24,7 +24,6 @@ from ..kernel.operation import (
     C,
     Handle,
     Op,
-    Query,
     Row,
     listed,
     one,
@@ -39,7 +38,7 @@ from ..leases import uptime_seconds
 from ..records import Event
 from ..sessions.access import lock_and_read_with, require_writable
 from ..sessions.handle import SessionHandle
-from ..sessions.rows import READ_SESSION, SESSIONS_OF_TREE
+from ..sessions.rows import SESSIONS_OF_TREE
 from ..work.items import Item
 from .answers import answer, cancel_call, decide, expire_locked
 from .artifacts import add_artifact, artifacts_of
@@ -55,6 +54,7 @@ from .asks import (
     derives_ids,
     drafted,
     drafted_all,
+    known_look,
     lock_new_tree,
     pausing,
     read_ask,
@@ -144,12 +144,11 @@ class SessionPeers(SessionHandle[C]):
         """Make several calls in one commit, in this order, all or none."""
         runtime, place = self.runtime, self._place
         drafts = yield from drafted_all(runtime, asks)
-        here = Query(READ_SESSION, {"id": self.id})
-        looks = [draft.look for draft in drafts]
-        found, asker, *known = yield from lock_and_read_with(runtime, place, here, *looks)
+        found, *looked = yield from lock_and_read_with(runtime, place, *known_look(drafts))
         row = require_writable(runtime, place, found)
         require_active(row, self.id)
-        made = yield from together(asks_of(self, row, asker[0], drafts, known))
+        known = looked[0] if looked else []
+        made = yield from together(asks_of(self, row, drafts, known))
         return [call_of(runtime.codec, row) for row in made]
 
     @query

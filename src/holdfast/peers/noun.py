@@ -15,8 +15,9 @@ from ..kernel.operation import Lock, Op, Query, Row, Runtime, batch, one, operat
 from ..kernel.sql import given, given_keys
 from ..records import EndedItem, Finding, Pruned, SessionRef, Swept
 from ..sessions.access import LOCK_SESSION, Place
-from ..sessions.rows import GIVEN_NUMBERS, SET_SESSION_STATUS, numbers_of
+from ..sessions.rows import GIVEN_NUMBERS, numbers_of, released
 from .answers import (
+    CLOSE_ANSWERED,
     NEXT_DUE,
     UNANSWERED,
     answer_served,
@@ -24,12 +25,13 @@ from .answers import (
     find_due,
     follow_item,
     following,
+    leave_asks,
 )
 from .artifacts import abandon
 from .asks import REQUEST, RESUME, SELECT_ASKS
-from .pauses import close_open
+from .pauses import OPEN_PAUSE, close
 from .portable import PeersPortable
-from .settlement import CANCELLED, cancel_asks, settle
+from .settlement import CANCELLED, settle
 
 REMOVED_PER_PASS = 500
 OVERDUE_MS = 60_000
@@ -40,8 +42,8 @@ OPEN_OF_SESSIONS = f"""
 ORDER BY number LIMIT :limit
 """
 SERVED_BY = f"{SELECT_ASKS} WHERE id IN {GIVEN_IDS} AND coalesce(state, '') = 'open'"
-OPEN_OF_SESSION = f"""
-{SELECT_ASKS} WHERE session_number = :number AND coalesce(state, '') = 'open' ORDER BY number
+UNCLOSED_OF_SESSION = f"""
+{SELECT_ASKS} WHERE session_number = :number AND closed_at IS NULL ORDER BY number
 """
 READ_OPEN = """
 SELECT EXISTS (
@@ -59,11 +61,6 @@ UPDATE hf_pauses SET closed_at = :now,
     state = CASE WHEN state = 'waiting' THEN 'cancelled' ELSE 'closed' END
 WHERE session_number IN {GIVEN_NUMBERS}
     AND coalesce(state, '') IN ('waiting', 'ready', 'resumed')
-"""  # noqa: S608
-# Nothing collects the answers of a session that has ended or was rewound.
-CLOSE_ANSWERED = f"""
-UPDATE hf_asks SET closed_at = :now
-WHERE session_number IN {GIVEN_NUMBERS} AND state <> 'open' AND closed_at IS NULL
 """  # noqa: S608
 REMOVALS = (
     f"""
@@ -140,14 +137,15 @@ class PeersNoun(Noun):
     ) -> Op[None]:
         """Cancel the calls and the pause of the abandoned epoch; a waiting session is active."""
         yield from abandon(session.number, version)
-        found = yield from _abandon(runtime, session)
+        found = yield from _abandon(runtime, session, item_id=keeping, fences=True)
         if not found["has_pause"]:
             return
         row = yield from one(LOCK_SESSION, number=session.number)
         if row is not None and row["status"] == "waiting":
             place = Place(session.id, session.number, session.root_id, None)
-            yield from record_status(runtime, place, "waiting", "active", reason="rewound")
-            yield from rows(SET_SESSION_STATUS, number=session.number, status="active", raised=1)
+            change = released("active", raises_fence=True)
+            told = {"reason": "rewound"}
+            yield from record_status(runtime, place, "waiting", "active", row, change, **told)
 
     def remove(self, runtime: Runtime, sessions: Sequence[SessionRef], limit: int) -> Op[int]:
         """Remove the rows of sessions; calls that they served are answered as cancelled."""
@@ -162,10 +160,14 @@ class PeersNoun(Noun):
         return following(item)
 
     def item_ended(
-        self, runtime: Runtime, item: EndedItem, looked: Sequence[list[Row]]
-    ) -> Op[None]:
+        self,
+        runtime: Runtime,
+        item: EndedItem,
+        looked: Sequence[list[Row]],
+        driving_fence: int | None,
+    ) -> Op[bool]:
         """Answer the call that the item's session serves, and end the session."""
-        yield from follow_item(runtime, item, looked)
+        return (yield from follow_item(runtime, self, item, looked, driving_fence))
 
     def sweep(self, runtime: Runtime, limit: int) -> Flow[Swept]:
         """Time out calls whose deadline has passed, oldest first, one tree at a time."""
@@ -203,15 +205,17 @@ class PeersNoun(Noun):
         return {"peers": check}
 
 
-def _abandon(runtime: Runtime, session: SessionRef) -> Op[Row]:
+def _abandon(
+    runtime: Runtime, session: SessionRef, *, item_id: str | None = None, fences: bool = False
+) -> Op[Row]:
     """Cancel a session's open calls and their peers, and close its pause; return its row."""
     [found] = yield from rows(READ_OPEN, number=session.number, id=session.id)
     if found["has_pause"]:
-        yield from close_open(runtime, session)
+        for pause in (yield from rows(OPEN_PAUSE, session_number=session.number)):
+            yield from close(runtime, pause, item_id=item_id, fences=fences)
     if found["has_asks"]:
-        asks = yield from rows(OPEN_OF_SESSION, number=session.number)
-        yield from cancel_asks(runtime, asks)
-        yield from rows(CLOSE_ANSWERED, numbers=numbers_of([session]))
+        asks = yield from rows(UNCLOSED_OF_SESSION, number=session.number)
+        yield from leave_asks(runtime, session, asks)
     return found
 
 

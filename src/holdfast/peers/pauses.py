@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 from ..arguments import require_whole, shown
@@ -32,28 +33,28 @@ from ..kernel.operation import (
     together,
 )
 from ..sessions.access import (
-    LOCK_SESSION,
     Place,
     lock_and_read,
     lock_and_read_with,
     require_writable,
 )
 from ..sessions.handle import SessionHandle
-from ..sessions.rows import ACTIVATE_SESSION, READ_SESSION, SET_SESSION_STATUS
+from ..sessions.rows import ACTIVATED, STATUS_OF_SESSION, released
 from ..trees import OPEN
 from ..work import transitions
-from ..work.claims import release_sessions
 from ..work.items import LEASE_SECONDS, READ_ITEM, Item, Submission
 from ..work.submission import submit_all
 from ..work.transitions import Transition
 from .artifacts import LIST_ARTIFACTS, artifact_of
 from .asks import (
+    ASK_COLUMNS,
     READ_ASK,
     REQUEST,
     RESUME,
-    SELECT_ASKS,
+    SELECT_ANSWERS,
     Draft,
     asks_of,
+    known_look,
     queue_of,
     require_active,
 )
@@ -75,27 +76,28 @@ from .settlement import cancel_rest, withdraw_item
 PAUSE_COLUMNS = """number, id, session_number, session_id, root_id, generation, agent, reason,
     state, need, keeps_rest, open_asks, ok_asks, wakes_at, resumed_version, context, question,
     decision, created_at, ready_at, closed_at"""
+# What is needed to count answers and to resume, without what the session has stored.
+COUNTED_COLUMNS = """number, id, session_number, session_id, root_id, generation, agent, reason,
+    state, need, keeps_rest, open_asks, ok_asks"""
 SELECT_PAUSES = f"SELECT {PAUSE_COLUMNS} FROM hf_pauses"  # noqa: S608
 READ_PAUSE = f"{SELECT_PAUSES} WHERE id = :id"
 OPEN_PAUSE = f"""
 {SELECT_PAUSES} WHERE session_number = :session_number
     AND state IN ('waiting', 'ready', 'resumed')
 """
+# All calls of an active session that are open are among them.
 UNCOLLECTED = f"""
-{SELECT_ASKS} WHERE session_number = :session_number AND pause_number IS NULL AND closed_at IS NULL
+SELECT {ASK_COLUMNS}, state = 'open' AND deadline_at <= :now AS is_due FROM hf_asks
+WHERE session_number = :session_number AND pause_number IS NULL AND closed_at IS NULL
 ORDER BY number
-"""
+"""  # noqa: S608
 COLLECTED = f"""
-{SELECT_ASKS} WHERE session_number = :session_number AND pause_number = :number ORDER BY number
+{SELECT_ANSWERS} WHERE session_number = :session_number AND pause_number = :number ORDER BY number
 """
 COLLECTED_BY = f"""
-{SELECT_ASKS} WHERE session_number = :session_number
+{SELECT_ANSWERS} WHERE session_number = :session_number
     AND pause_number = (SELECT p.number FROM hf_pauses p WHERE p.id = :pause_id) ORDER BY number
 """  # noqa: S608
-DUE_OF_SESSION = f"""
-{SELECT_ASKS} WHERE session_number = :session_number AND coalesce(state, '') = 'open'
-    AND deadline_at <= :now ORDER BY deadline_at, number
-"""
 ADD_PAUSE = f"""
 INSERT INTO hf_pauses (
     id, session_number, session_id, root_id, generation, agent, reason, state, need, keeps_rest,
@@ -108,7 +110,7 @@ SELECT CAST(:id AS TEXT), CAST(:session_number AS INTEGER), CAST(:session_id AS 
     CAST(:wakes_at AS INTEGER), CAST(:resumed_version AS INTEGER), CAST(:context AS BLOB),
     CAST(:question AS BLOB), :now
 FROM hf_pauses p WHERE p.session_number = :session_number
-RETURNING {PAUSE_COLUMNS}
+RETURNING {COUNTED_COLUMNS}
 """  # noqa: S608
 # An ask past its deadline has been answered by then, at the latest when the session pauses.
 COUNT_UNCOLLECTED = """
@@ -132,17 +134,17 @@ COUNT_ANSWER = f"""
 UPDATE hf_pauses SET open_asks = open_asks - 1, ok_asks = ok_asks + :ok
 WHERE number = :number AND state = 'waiting' AND EXISTS (
     SELECT 1 FROM hf_asks a WHERE a.id = :id AND coalesce(a.state, '') = :status
-) RETURNING {PAUSE_COLUMNS}
+) RETURNING {COUNTED_COLUMNS}, {STATUS_OF_SESSION.format(number="session_number")} AS session_status
 """  # noqa: S608
 MAKE_READY = f"""
 UPDATE hf_pauses SET state = 'ready', ready_at = :now, decision = CAST(:decision AS BLOB)
-WHERE number = :number AND state = 'waiting' RETURNING {PAUSE_COLUMNS}
+WHERE number = :number AND state = 'waiting' RETURNING {COUNTED_COLUMNS}
 """  # noqa: S608
-MARK_RESUMED = f"""
+MARK_RESUMED = """
 UPDATE hf_pauses SET state = 'resumed', ready_at = coalesce(ready_at, :now),
     resumed_version = coalesce(resumed_version, :version)
-WHERE number = :number AND state IN ('waiting', 'ready', 'resumed') RETURNING {PAUSE_COLUMNS}
-"""  # noqa: S608
+WHERE number = :number AND state IN ('waiting', 'ready', 'resumed')
+"""
 # A pause that was no longer waiting is closed; one that still was is cancelled.
 CLOSE = """
 UPDATE hf_pauses SET closed_at = :now,
@@ -199,29 +201,25 @@ def begin_pause(
     """
     runtime, place = session.runtime, session._place
     of_session = {"session_number": session.number}
-    looks = [Query(READ_SESSION, {"id": session.id}), Query(OPEN_PAUSE, of_session)]
+    looks = [Query(OPEN_PAUSE, of_session)]
     if expire is not None:
-        looks += [Query(DUE_OF_SESSION, of_session), Query(UNCOLLECTED, of_session)]
-    looks += [draft.look for draft in drafts]
-    found, here, paused, *asked = yield from lock_and_read_with(runtime, place, *looks)
+        looks += [Query(UNCOLLECTED, of_session), *known_look(drafts)]
+    found, paused, *asked = yield from lock_and_read_with(runtime, place, *looks)
     row = require_writable(runtime, place, found)
     require_active(row, session.id)
-    agent = _require_agent(session.id, here)
-    due, asks = asked[:2] or ([], [])
-    if drafts:
-        known = asked[2:]
-        made = yield from together(asks_of(session, row, here[0], drafts, known))
-        asks = [*asks, *made]
-    is_due = bool(due) or any(draft.timeout_ms == 0 for draft in drafts)
-    if expire is not None and (is_due or any(asked[2:])):
-        yield from expire(runtime, (yield from rows(DUE_OF_SESSION, **of_session)))
-        asks = yield from rows(UNCOLLECTED, **of_session)
-    states = [ask["state"] for ask in asks]
+    agent = _require_agent(session.id, row)
+    asks: list[Row] = asked[0] if asked else []
+    known: list[Row] = asked[1] if drafts else []
+    is_due = any(ask["is_due"] for ask in asks) or any(each.timeout_ms == 0 for each in drafts)
+    if expire is not None and (is_due or known):
+        asks = yield from _asked_and_expired(session, row, drafts, known, expire)
+        drafts = ()
+    states = [ask["state"] for ask in asks] + ["open"] * len(drafts)
     counts = {"open_asks": states.count("open"), "ok_asks": states.count("ok")}
-    if wish.need is not None and wish.need > len(asks):
-        raise InvalidArgument(f"need is {wish.need}, but there are only {len(asks)} asks")
+    if wish.need is not None and wish.need > len(states):
+        raise InvalidArgument(f"need is {wish.need}, but there are only {len(states)} asks")
     for before in paused:
-        yield from close(runtime, before)
+        yield from close(runtime, before, item_id=_driving_item(session))
     is_over = wish.reason == "peers" and is_met(wish.need, **counts)
     pause_id = yield from fresh_id()
     adding = {
@@ -240,26 +238,48 @@ def begin_pause(
         **_sealed(runtime.codec, pause_id, wish),
     }
     if is_over:
-        added = yield from _add_pause(adding)
+        yield from together(asks_of(session, row, drafts, known))
+        added = yield from _add_pause(adding, collects=True)
         yield from _leave_rest(runtime, added)
         answers, artifacts = yield from collected(runtime.codec, added)
         return Answered(pause_id=pause_id, answers=answers, artifacts=artifacts)
-    added = yield from _park(session, row, adding, wish)
+    # The calls name the pause, which is added before them.
+    asking = asks_of(session, row, drafts, known, pause_id)
+    parts = [_add_pause(adding, collects=bool(asks)), *asking]
+    added = yield from _park(session, row, adding, wish, parts)
     return Parked(pause_id=pause_id, session_id=session.id, generation=added["generation"])
 
 
-def _add_pause(adding: Row) -> Op[Row]:
-    """Add a pause, which collects the calls that no other pause has collected."""
+def _asked_and_expired(
+    session: SessionHandle[Any],
+    row: Row,
+    drafts: Sequence[Draft],
+    known: Sequence[Row],
+    expire: Expire,
+) -> Op[list[Row]]:
+    """Make calls, time out those past their deadline, and return all that are not collected."""
+    of_session = {"session_number": session.number}
+    yield from together(asks_of(session, row, drafts, known))
+    asks = yield from rows(UNCOLLECTED, **of_session)
+    due = [ask for ask in asks if ask["is_due"]]
+    if not due:
+        return asks
+    yield from expire(session.runtime, sorted(due, key=itemgetter("deadline_at", "number")))
+    return (yield from rows(UNCOLLECTED, **of_session))
+
+
+def _add_pause(adding: Row, *, collects: bool) -> Op[Row]:
+    """Add a pause; it collects the calls made before that no other pause has collected."""
     [added] = yield from rows(ADD_PAUSE, **adding)
-    if adding["reason"] == "peers":
+    if collects:
         given = {"number": added["number"], "session_number": added["session_number"]}
         yield from defer(COLLECT, **given)
     return added
 
 
-def _require_agent(id: str, found: Sequence[Row]) -> str:
+def _require_agent(id: str, row: Row) -> str:
     """Return the agent whose instances can resume a session."""
-    agent: str | None = found[0]["agent"]
+    agent: str | None = row["agent"]
     if agent is None:
         raise InvalidArgument(
             f"session {id} has no agent, so nobody could resume it; start it with "
@@ -276,38 +296,44 @@ def _sealed(codec: Codec, id: str, wish: Wish) -> dict[str, bytes | None]:
     }
 
 
-def _park(session: SessionHandle[Any], row: Row, adding: Row, wish: Wish) -> Op[Row]:
-    """Set the session waiting, release its lease, and complete the work item that drove it."""
+def _park(
+    session: SessionHandle[Any], row: Row, adding: Row, wish: Wish, parts: Sequence[Op[Row]]
+) -> Op[Row]:
+    """Set the session waiting, release its lease, and complete the work item that drove it.
+
+    Of the `parts` that are written with it, the first adds the pause.
+    """
     runtime = session.runtime
     # The lease was checked when the session was read.
     place = replace(session._place, guard=None)
     told = {"pause": adding["id"], "reason": adding["reason"]}
+    change = released("waiting", raises_fence=_driving_item(session) is not None)
     if wish.question is not None:
         asked = {"pause": adding["id"], "question": runtime.codec.decode(wish.question)}
         yield from write(runtime, place, "approval_point", {}, asked, locked=row)
-        yield from record_status(runtime, place, row["status"], "waiting", **told)
-        recorded = []
-    else:
-        recorded = [record_status(runtime, place, row["status"], "waiting", row, **told)]
-    parts: list[Op[Any]] = [_add_pause(adding), *recorded, _complete_item(session, adding["id"])]
-    added: Row
-    added, *_, done = yield from together(parts)
-    # Only now: the record of the status is written with the lease.
-    yield from release_sessions([] if done is None else [done])
-    yield from defer(SET_SESSION_STATUS, number=session.number, status="waiting", raised=0)
+        [row] = yield from lock_and_read(runtime, place)
+    whole: list[Op[Any]] = [
+        *parts,
+        record_status(runtime, place, row["status"], "waiting", row, change, **told),
+        _complete_item(session, adding["id"]),
+    ]
+    added: Row = (yield from together(whole))[0]
     if wish.wakes_at is not None:
         yield from _submit_resumption(runtime, added, available_at=wish.wakes_at)
     return added
 
 
-def _complete_item(session: SessionHandle[Any], pause_id: str) -> Op[Row | None]:
-    """Complete the item that drives a session, so that no retry repeats what led to the pause.
+def _driving_item(session: SessionHandle[Any]) -> str | None:
+    """Return the id of the work item under whose lease a session is written."""
+    guard = session.guard
+    return guard.id if guard is not None and guard.noun == "work item" else None
 
-    Returns the item's row, with which the session is released; None if no item drives it.
-    """
+
+def _complete_item(session: SessionHandle[Any], pause_id: str) -> Op[None]:
+    """Complete the item that drives a session, so that no retry repeats what led to the pause."""
     runtime, guard = session.runtime, session.guard
-    if guard is None or guard.noun != "work item":
-        return None
+    if guard is None or _driving_item(session) is None:
+        return
     held = session.item if isinstance(session.item, Item) else None
     if held is not None and (held.id, held.fence) == (guard.id, guard.fence):
         row: Row | None = held._row()
@@ -323,7 +349,6 @@ def _complete_item(session: SessionHandle[Any], pause_id: str) -> Op[Row | None]
         raise (yield from transitions.lost(item))
     if held is not None:
         yield AfterCommit(lambda: held._take(done))
-    return done
 
 
 def counting(ask: Row, status: str) -> list[Query]:
@@ -334,29 +359,24 @@ def counting(ask: Row, status: str) -> list[Query]:
     if ask["pause_number"] is None:
         return []
     given = {"number": ask["pause_number"], "ok": int(status == "ok")}
-    return [
-        Query(COUNT_ANSWER, {**given, "id": ask["id"], "status": status}),
-        Query(LOCK_SESSION, {"number": ask["session_number"]}),
-    ]
+    return [Query(COUNT_ANSWER, {**given, "id": ask["id"], "status": status})]
 
 
 def count(runtime: Runtime, counted: Sequence[list[Row]]) -> Op[None]:
     """End the wait of a pause whose need is met by the answer that was counted."""
-    if not counted:
-        return
-    found, session = counted
-    if found and is_met(found[0]["need"], found[0]["open_asks"], found[0]["ok_asks"]):
-        yield from make_ready(runtime, found[0], session)
+    for pause in (row for found in counted for row in found):
+        if is_met(pause["need"], pause["open_asks"], pause["ok_asks"]):
+            yield from make_ready(runtime, pause, pause["session_status"])
 
 
 def make_ready(
-    runtime: Runtime, pause: Row, session: Sequence[Row], decision: bytes | None = None
+    runtime: Runtime, pause: Row, session_status: str | None, decision: bytes | None = None
 ) -> Op[Row | None]:
     """End the wait of a pause, once, and submit the item that resumes its session.
 
-    Both rows were read with the tree locked.
+    The pause and the status of its session were read with the tree locked.
     """
-    if not session or session[0]["status"] not in OPEN or pause["state"] != "waiting":
+    if session_status not in OPEN or pause["state"] != "waiting":
         # The session is being cancelled or deleted and will not resume, or it has already resumed.
         return None
     # Of two answers in one transaction only the first makes it ready; both find the same item.
@@ -403,26 +423,21 @@ def resumption_id(pause: Row) -> str:
     return f"resume {pause['id']}"
 
 
-def close_open(runtime: Runtime, session: Any) -> Op[Row | None]:
-    """Close the pause of a session and the asks it collected; return it as it was."""
-    found = yield from one(OPEN_PAUSE, session_number=session.number)
-    if found is not None:
-        yield from close(runtime, found)
-    return found
-
-
-def close(runtime: Runtime, pause: Row) -> Op[None]:
+def close(
+    runtime: Runtime, pause: Row, *, item_id: str | None = None, fences: bool = False
+) -> Op[None]:
     """Close a pause that was read with its tree locked, and the asks it collected.
 
-    Its calls that are still open are cancelled, and nothing can resume from it any more.
+    Its calls that are still open are cancelled, and so is the item that would resume from it, even
+    a running one if it `fences`. The item `item_id`, for which this is done, goes on.
     """
     given = {"number": pause["number"], "session_number": pause["session_number"]}
     yield from defer(CLOSE, number=pause["number"])
     if pause["state"] == "waiting":
         yield from cancel_rest(runtime, pause)
     yield from defer(CLOSE_ASKS, **given)
-    if pause["state"] in {"waiting", "ready"}:
-        yield from withdraw_item(runtime, resumption_id(pause))
+    if item_id != resumption_id(pause):
+        yield from withdraw_item(runtime, resumption_id(pause), fences=fences)
 
 
 def collected(codec: Codec, pause: Row) -> Op[tuple[tuple[Answer, ...], tuple[Artifact, ...]]]:
@@ -480,8 +495,8 @@ def take_over(session: SessionHandle[Any]) -> Op[Resumption[Any] | None]:
         return None
     version: int = row["version"]
     if row["status"] == "waiting":
-        yield from record_status(runtime, place, "waiting", "active", pause=found["id"])
-        yield from defer(ACTIVATE_SESSION, number=session.number)
+        told = {"pause": found["id"]}
+        yield from record_status(runtime, place, "waiting", "active", row, ACTIVATED, **told)
         yield from withdraw_item(runtime, resumption_id(found))
         version += 1
     looked = yield from batch(*resuming(session.number, found["id"]))
@@ -509,14 +524,17 @@ def resumption_of(
 
 def receiving(session_id: str) -> list[Query]:
     """Return the queries whose rows `receive` needs."""
-    return [Query(READ_ASK, {"id": session_id}), Query(READ_SESSION, {"id": session_id})]
+    return [Query(READ_ASK, {"id": session_id})]
 
 
 def receive(
-    session: SessionHandle[Any], type: str, looked: Sequence[list[Row]]
+    session: SessionHandle[Any], type: str, row: Row, looked: Sequence[list[Row]]
 ) -> PeerRequest[Any]:
-    """Return the request that a session serves, which was just leased by its item."""
-    asks, here = looked
+    """Return the request that a session serves, which was just leased by its item.
+
+    `row` is the session's, and `looked` are the rows of `receiving`.
+    """
+    [asks] = looked
     if not asks or type != REQUEST:
         raise InvalidArgument(f"session {session.id} does not serve a request")
     codec = session.runtime.codec
@@ -524,7 +542,7 @@ def receive(
         session=session,
         ask_id=session.id,
         agent=asks[0]["agent"],
-        user=here[0]["user_id"],
+        user=row["user_id"],
         input=opened(codec, asks[0]["input"], ask_context(session.id, "input")),
     )
 

@@ -139,6 +139,8 @@ class PeerRequest(Generic[C]):
     headers: Mapping[str, str] = field(default_factory=dict)
     """What the asker's credentials hook sent with the request. It is not stored: it is empty if
     another instance continues the request, and if no transport carried it."""
+    store: Any = None
+    """The store that the handler of a service runs on; None outside a service."""
 
 
 @travels
@@ -161,6 +163,8 @@ class Resumption(Generic[C]):
     is_consumed: bool
     headers: Mapping[str, str] = field(default_factory=dict)
     """What the service's own credentials hook returned for resuming this session."""
+    store: Any = None
+    """The store that the handler of a service runs on; None outside a service."""
 
 
 def ask_context(id: str, part: str) -> tuple[str, ...]:

@@ -12,17 +12,19 @@ from ..trees import OPEN, Tree
 from ..work import transitions
 from ..work.items import READ_ITEM, Item
 from ..work.transitions import Transition
-from .asks import ASK_COLUMNS, SELECT_ASKS
+from .asks import SELECT_ASKS
 from .outbox import post_answer, withdraw_request
 from .records import Artifact, pack_answer
 
+SETTLED_COLUMNS = """id, session_number, session_id, root_id, agent, route, remote_store,
+    origin_id, state, pause_number"""
 # A caller that is not a session does not collect answers: its call is closed with the answer.
 # `coalesce` keeps the planner on the id: in a new database, PostgreSQL would read all calls of
 # that state.
 SETTLE = f"""
 UPDATE hf_asks SET state = :status, answer = CAST(:answer AS BLOB), answered_at = :now,
     closed_at = CASE WHEN session_number IS NULL THEN :now END
-WHERE id = :id AND coalesce(state, '') = 'open' {{also}} RETURNING {ASK_COLUMNS}
+WHERE id = :id AND coalesce(state, '') = 'open' {{also}} RETURNING {SETTLED_COLUMNS}
 """  # noqa: S608
 SETTLE_OPEN = SETTLE.format(also="")
 SETTLE_DUE = SETTLE.format(also="AND deadline_at <= :now")
@@ -117,15 +119,19 @@ def stop_peer(runtime: Runtime, id: str) -> Op[None]:
         yield from Tree(runtime, row["id"], row["number"], row["root_id"]).cancel_whole()
 
 
-def withdraw_item(runtime: Runtime, id: str) -> Op[bool]:
-    """Cancel a work item that is not running, but not its session; False if it is running."""
-    return (yield from withdraw(runtime, (yield from rows(READ_ITEM, id=id))))
+def withdraw_item(runtime: Runtime, id: str, *, fences: bool = False) -> Op[bool]:
+    """Cancel a work item, but not its session; False if it has ended, or is not there.
+
+    A running item is cancelled only with `fences`: its holder can write nothing more.
+    """
+    return (yield from withdraw(runtime, (yield from rows(READ_ITEM, id=id)), fences=fences))
 
 
-def withdraw(runtime: Runtime, found: Sequence[Row]) -> Op[bool]:
+def withdraw(runtime: Runtime, found: Sequence[Row], *, fences: bool = False) -> Op[bool]:
     """Do the same with the row of the item, if it was found."""
-    if not found or found[0]["state"] not in IDLE:
+    if not found or found[0]["state"] not in (IDLE | {"in_progress"} if fences else IDLE):
         return False
-    change = Transition("cancelled", "withdrawn", is_followed=False)
-    yield from transitions.finish([(Item[Any](runtime, found[0]), change)], transitions.FINISH_IDLE)
+    change = Transition("cancelled", "withdrawn", fences=int(fences), is_followed=False)
+    statement = transitions.FINISH_LIVE if fences else transitions.FINISH_IDLE
+    yield from transitions.finish([(Item[Any](runtime, found[0]), change)], statement)
     return True

@@ -1,7 +1,8 @@
-"""How a service takes up work: it claims items and drives their sessions, in one commit.
+"""A turn of a service: it completes items, claims others and drives their sessions, in one commit.
 
-A claim locks no tree, so this waits for none: a session whose tree is locked at that moment is left
-to the handler, which drives it in a separate commit.
+A claim locks no tree, so this waits for none. An item whose tree is locked at that moment is
+completed in another commit, which may wait; a session whose tree is locked is left to the handler,
+which drives it in a separate commit.
 """
 
 from __future__ import annotations
@@ -10,14 +11,15 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from ..dataclass import dataclass
-from ..kernel.operation import Op, Query, Row, Runtime, TryLock, operation, together
-from ..sessions.access import LOOK_AT_SESSION
+from ..kernel.operation import FreshId, Op, Row, Runtime, TryLock, operation, together
+from ..sessions.access import look_at
 from ..sessions.handle import SessionHandle
 from ..trees import OPEN
-from ..work.claims import Claim, take_session
+from ..work.claims import Claim, claimed_only, in_order, lease_sessions, take_session
 from ..work.items import Item
-from .asks import REQUEST, RESUME
-from .pauses import receive, receiving, resume, resuming
+from ..work.transitions import Finished, finish_each
+from .asks import REQUEST, RESUME, asks_look
+from .pauses import receive, resume, resuming
 from .records import PeerRequest, Resumption
 
 
@@ -29,60 +31,112 @@ class TakenUp:
     given: PeerRequest[Any] | Resumption[Any]
 
 
-Claimed: TypeAlias = tuple[list[Row], dict[int, TakenUp]]
+Taken: TypeAlias = tuple[list[Row], dict[int, TakenUp]]
+Ended: TypeAlias = dict[int, Row | None]
 
 
 @operation
-def claim_and_take_up(runtime: Runtime, claim: Claim) -> Op[Claimed]:
+def serve_turn(runtime: Runtime, ended: Finished, claim: Claim | None) -> Op[tuple[Ended, Taken]]:
+    """End attempts whose trees are free, claim other items, and drive the sessions of those.
+
+    Returns the row of each ended attempt by its place in `ended`, or None if its lease is lost;
+    then the claimed rows, and what was taken up by item number.
+    """
+    if not ended:
+        return {}, ([], {}) if claim is None else (yield from take_up(runtime, claim))
+    trees = sorted({item.root_id for item, _ in ended if item.root_id is not None})
+    free, _ = yield TryLock(trees)
+    ready = [index for index, (item, _) in enumerate(ended) if item.root_id in {None, *free}]
+    claims = [] if claim is None else [claim.query((yield FreshId()))]
+    found, claimed = yield from finish_each([ended[index] for index in ready], *claims)
+    done = dict(zip(ready, found, strict=True))
+    if claim is None:
+        return done, ([], {})
+    return done, (yield from _drive(runtime, claim, in_order(claimed[0])))
+
+
+def take_up(runtime: Runtime, claim: Claim) -> Op[Taken]:
     """Lease items and the sessions of those whose trees are free; return both, by item number."""
-    rows = yield from claim.take()
+    return (yield from _drive(runtime, claim, (yield from claim.take())))
+
+
+def _drive(runtime: Runtime, claim: Claim, rows: list[Row]) -> Op[Taken]:
+    """Lease the sessions of claimed items whose trees are free."""
     items = [Item[Any](runtime, row, claim.lease_ms / 1000) for row in rows]
-    items = [each for each in items if each.type in {REQUEST, RESUME} and each.root_id is not None]
-    if not items:
-        return rows, {}
-    looks = {item.number: _looks(item) for item in items}
+    wanted = [each for each in items if each.type in {REQUEST, RESUME} and each.root_id is not None]
+    taken: dict[int, TakenUp] = {}
+    if wanted:
+        free, looked = yield from _look(wanted)
+        # If two items have the same session, such as one submitted by hand, the first drives it.
+        first = {item.session_number: item for item in reversed(wanted)}
+        firsts = [item for item in wanted if first[item.session_number] is item]
+        taking = [item for item in firsts if item.root_id in free and looked.is_simple(item)]
+        active = [(item, looked.session(item)) for item in taking]
+        yield from lease_sessions([each for each in active if each[1]["status"] == "active"])
+        driven = yield from together(_take_up(item, looked) for item in taking)
+        taken = {item.number: each for item, each in zip(taking, driven, strict=True)}
+    for item in items:
+        if item.number not in taken:
+            yield from claimed_only(item)
+    fences = {number: each.fence for number, each in taken.items()}
+    return [{**row, "driving_fence": fences.get(row["number"])} for row in rows], taken
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What was read for claimed items: sessions by number, requests by id, and resumptions."""
+
+    sessions: dict[int, Row]
+    asks: dict[str, Row]
+    resuming: dict[int, list[list[Row]]]
+
+    def session(self, item: Item[Any]) -> Row:
+        """Return the row of an item's session."""
+        return self.sessions[item.session_number or 0]
+
+    def of(self, item: Item[Any]) -> list[list[Row]]:
+        """Return the rows that `receive` or `resume` needs."""
+        if item.type == RESUME:
+            return self.resuming[item.number]
+        ask = self.asks.get(item.session_id or "")
+        return [[] if ask is None else [ask]]
+
+    def is_simple(self, item: Item[Any]) -> bool:
+        """Whether an item's session is open and not being driven, and there is what it serves."""
+        session = self.sessions.get(item.session_number or 0)
+        if session is None or session["status"] not in OPEN or not self.of(item)[0]:
+            return False
+        return session["holder"] is None or not session["is_leased"]
+
+
+def _look(items: Sequence[Item[Any]]) -> Op[tuple[list[str], Looked]]:
+    """Lock the trees of items that are free, and read what is needed to drive their sessions."""
+    numbers = {item.session_number for item in items if item.session_number is not None}
+    asked = [item.session_id for item in items if item.type == REQUEST and item.session_id]
+    resumed = [item for item in items if item.type == RESUME]
+    pauses = [resuming(item.session_number or 0, item.input["pause"]) for item in resumed]
+    looks = [look_at(numbers), *asks_look(asked), *(look for some in pauses for look in some)]
     trees = sorted({item.root_id for item in items if item.root_id is not None})
-    free, answers = yield TryLock(trees, [each for some in looks.values() for each in some])
+    free, answers = yield TryLock(trees, looks)
     found = iter(answers)
-    looked = {number: [next(found) for _ in some] for number, some in looks.items()}
-    # If two items have the same session, such as one left behind by a pause, the first drives it.
-    first = {item.session_number: item for item in reversed(items)}
-    firsts = [item for item in items if first[item.session_number] is item]
-    taking = [item for item in firsts if item.root_id in free]
-    taken = yield from together(_take_up(item, *looked[item.number]) for item in taking)
-    pairs = zip(taking, taken, strict=True)
-    return rows, {item.number: each for item, each in pairs if each is not None}
+    sessions = {row["number"]: row for row in next(found)}
+    asks = {row["id"]: row for row in next(found)} if asked else {}
+    rest = {
+        item.number: [next(found) for _ in some] for item, some in zip(resumed, pauses, strict=True)
+    }
+    return free, Looked(sessions, asks, rest)
 
 
-def _looks(item: Item[Any]) -> list[Query]:
-    """Return the queries whose rows `_take_up` needs."""
-    assert item.session_id is not None
-    assert item.session_number is not None
-    given = (
-        resuming(item.session_number, item.input["pause"])
-        if item.type == RESUME
-        else receiving(item.session_id)
-    )
-    return [Query(LOOK_AT_SESSION, {"number": item.session_number}), *given]
-
-
-def _take_up(item: Item[Any], sessions: list[Row], *looked: list[Row]) -> Op[TakenUp | None]:
-    """Drive the session of an item whose tree is locked; None if the simple case does not apply."""
-    place = item._place()
+def _take_up(item: Item[Any], looked: Looked) -> Op[TakenUp]:
+    """Drive the session of an item whose tree is locked; an active one has just been leased."""
+    place, row = item._place(), looked.session(item)
     assert place is not None
-    if not _is_free(sessions) or not looked[0]:
-        return None
-    driven = yield from take_session(item, sessions[0])
+    fence, version = row["fence"] + 1, row["version"]
+    if row["status"] == "waiting":
+        version = (yield from take_session(item, row)).version
     where = (place.session_id, place.number, place.root_id)
-    session: SessionHandle[Any] = SessionHandle(item.runtime, *where, fence=driven.fence)
+    session: SessionHandle[Any] = SessionHandle(item.runtime, *where, fence=fence)
     if item.type == RESUME:
-        resumption = yield from resume(session, item.input["pause"], driven.version, looked)
-        return TakenUp(driven.fence, resumption)
-    return TakenUp(driven.fence, receive(session, item.type, looked))
-
-
-def _is_free(sessions: Sequence[Row]) -> bool:
-    """Whether a session is open and not being driven."""
-    if not sessions or sessions[0]["status"] not in OPEN:
-        return False
-    return sessions[0]["holder"] is None or not sessions[0]["is_leased"]
+        given = yield from resume(session, item.input["pause"], version, looked.of(item))
+        return TakenUp(fence, given)
+    return TakenUp(fence, receive(session, item.type, row, looked.of(item)))

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from ..dataclass import dataclass
 from ..errors import LeaseLost, SessionBusy, SessionEnded, SessionNotFound
 from ..kernel.operation import Lock, Op, Query, Row, Runtime, batch
+from ..kernel.sql import given
 from ..leases import Guard, Keeper
 from ..wire import travels
+from .rows import GIVEN_NUMBERS
 
 LOCK_SESSION = """
-SELECT number, version, epoch, head, origin_number, status, holder, fence, lease_expires_at,
-    lease_expires_at > :now AS is_leased
+SELECT number, agent, user_id, version, epoch, head, origin_number, status, holder, fence,
+    lease_expires_at, lease_expires_at > :now AS is_leased
 FROM hf_sessions WHERE number = :number /*pg FOR NO KEY UPDATE */
 """
 # For a transaction that has the lock of the tree: only a late renewal can change the row, and its
 # holder is fenced by whoever takes the lease.
 LOOK_AT_SESSION = LOCK_SESSION.replace("/*pg FOR NO KEY UPDATE */", "")
+LOOK_AT_SESSIONS = LOOK_AT_SESSION.replace("= :number", f"IN {GIVEN_NUMBERS}")
 # The statuses of sessions that are ended in several transactions; they cannot be reopened.
 CLOSING = frozenset({"cancelling", "deleting"})
 # The same rule as `require_writable`, as a condition of statements.
@@ -26,7 +31,7 @@ MAY_WRITE_SESSION = """s.status IN ('active', 'waiting')
 # Moves a session's head; the statements after it write only if it was moved.
 ADVANCE_SESSION = f"""
 UPDATE hf_sessions AS s SET
-    version = version + 1, epoch = epoch + :epochs, head = :head, updated_at = :now
+    version = version + 1, epoch = epoch + :epochs, head = :head, updated_at = :now{{also}}
 WHERE s.number = :number AND s.head = :old_head
     AND (CAST(:expected AS INTEGER) IS NULL OR s.version = :expected)
     AND ({{unless}}) AND {MAY_WRITE_SESSION.format(fence=":fence")}
@@ -44,6 +49,13 @@ class Place:
     root_id: str
     fence: int | None
     guard: Guard | None = None
+
+
+def look_at(numbers: Collection[int]) -> Query:
+    """Return the query for the rows of sessions whose trees are locked."""
+    if len(numbers) == 1:
+        return Query(LOOK_AT_SESSION, {"number": min(numbers)})
+    return Query(LOOK_AT_SESSIONS, {"numbers": given(numbers)})
 
 
 def lock_and_read(runtime: Runtime, place: Place) -> Op[list[Row]]:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..codec import Codec
+from ..dataclass import dataclass
 from ..errors import SessionNotFound
 from ..kernel.nouns import find_row
 from ..kernel.operation import Op, Row, listed, one, rows
@@ -21,6 +22,12 @@ from ..records import STATUSES, SessionInfo, SessionRef
 ONE_SESSION = "hf_sessions s WHERE s.number = :number"
 SESSION_AT_HEAD = f"{ONE_SESSION} AND s.head = :head"
 ALL_SESSIONS = "hf_sessions s"
+
+# Fragments: the number of a session that was just created; the fence of its next lease, and the
+# status of one.
+NUMBER_OF_SESSION = "(SELECT s.number FROM hf_sessions s WHERE s.id = {id})"
+NEXT_FENCE = "(SELECT s.fence + 1 FROM hf_sessions s WHERE s.number = {number})"
+STATUS_OF_SESSION = "(SELECT s.status FROM hf_sessions s WHERE s.number = {number})"
 
 # Fragment: the numbers of a tree's sessions.
 SESSIONS_OF_TREE = "(SELECT s.number FROM hf_sessions s WHERE s.root_id = :root_id)"
@@ -87,11 +94,11 @@ FROM hf_sessions s WHERE number = :number AND status <> 'deleting' AND NOT EXIST
 )
 ON CONFLICT (id) DO NOTHING RETURNING number
 """
-SET_SESSION_STATUS = """
-UPDATE hf_sessions SET status = :status, updated_at = :now, holder = NULL,
-    lease_expires_at = NULL, fence = fence + :raised
-WHERE number = :number
-"""
+# Fragments: how a status changes and the lease is released, and how a work item takes the lease. It
+# expires with the item's own.
+RELEASED = "status = :status, holder = NULL, lease_expires_at = NULL, fence = fence + :raised"
+LEASED_TO_ITEM = """holder = ({holder}), fence = fence + 1, status = 'active',
+    lease_expires_at = ({expires_at})"""
 LIST_DRIVEN = f"""
 SELECT number FROM hf_sessions
 WHERE number IN {GIVEN_NUMBERS} AND holder IS NOT NULL AND lease_expires_at > :now
@@ -118,14 +125,13 @@ FENCE_INSTANCE_SESSION = f"""
 UPDATE hf_sessions SET holder = NULL, lease_expires_at = NULL
 WHERE number = :number AND {EARLIER_BOOT}
 """  # noqa: S608
-# The lease of a work item that drives its session expires with the item's own.
-LEASE_SESSION_TO_ITEM = """
-UPDATE hf_sessions SET holder = :holder, fence = fence + 1, status = 'active', updated_at = :now,
-    lease_expires_at = ({expires_at})
-WHERE number = :number RETURNING fence
-"""
-ACTIVATE_SESSION = """
-UPDATE hf_sessions SET status = 'active', updated_at = :now WHERE number = :number
+LEASE_SESSION_TO_ITEM = f"""
+UPDATE hf_sessions SET {LEASED_TO_ITEM}, updated_at = :now WHERE number = :number
+"""  # noqa: S608
+LEASE_SESSIONS_TO_ITEMS = """
+UPDATE hf_sessions SET holder = i.holder, fence = hf_sessions.fence + 1, status = 'active',
+    lease_expires_at = i.expires_at, updated_at = :now
+FROM ({items}) AS i WHERE hf_sessions.number = i.session_number
 """
 RENEW_SESSION = """
 UPDATE hf_sessions SET lease_expires_at = CASE
@@ -136,6 +142,22 @@ RELEASE_DRIVEN_SESSION = """
 UPDATE hf_sessions SET holder = NULL, lease_expires_at = NULL, fence = fence + 1
 WHERE number = :number AND fence = :fence
 """
+
+
+@dataclass(frozen=True, slots=True)
+class RowChange:
+    """What else changes in a session's row, in the statement that moves its head."""
+
+    assignments: str
+    parameters: Mapping[str, object]
+
+
+ACTIVATED = RowChange("status = 'active'", {})
+
+
+def released(status: str, *, raises_fence: bool) -> RowChange:
+    """Return the change to another status, which releases the session's lease."""
+    return RowChange(RELEASED, {"status": status, "raised": int(raises_fence)})
 
 
 def numbers_of(sessions: Sequence[SessionRef]) -> str:

@@ -27,9 +27,18 @@ from ..kernel.operation import (
     query,
     rows,
 )
+from ..kernel.sql import given, given_keys
 from ..leases import lease_milliseconds
 from ..sessions.access import lock_and_read_with, require_open, require_writable
-from ..sessions.rows import LEASE_SESSION_TO_ITEM, RELEASE_DRIVEN_SESSION, RENEW_SESSION
+from ..sessions.rows import (
+    LEASE_SESSION_TO_ITEM,
+    LEASE_SESSIONS_TO_ITEMS,
+    LEASED_TO_ITEM,
+    NEXT_FENCE,
+    RELEASE_DRIVEN_SESSION,
+    RENEW_SESSION,
+    RowChange,
+)
 from ..wire import travels
 from .items import ITEM_COLUMNS, SELECT_ITEMS, Item
 
@@ -43,7 +52,7 @@ HELD_MAX = 10_000
 CLAIM = f"""
 UPDATE hf_work SET
     state = 'in_progress', holder = :holder, last_holder = :holder, fence = fence + 1,
-    attempts = attempts + 1, driving_fence = NULL,
+    attempts = attempts + 1, driving_fence = {{driving_fence}},
     lease_acquired_at = :now, lease_expires_at = :now + :lease_ms, heartbeat_at = :now,
     sweep_at = :now + :lease_ms,
     started_at = coalesce(started_at, :now), error = NULL, progress = NULL, updated_at = :now
@@ -76,7 +85,9 @@ NOT_ENDED = """
 SELECT number FROM hf_work
 WHERE number = :number AND state IN ('scheduled', 'pending', 'in_progress')
 """
-CLAIM_ITEM = CLAIM.format(ready="SELECT number FROM hf_work WHERE id = :id AND state = 'pending'")
+CLAIM_ITEM = CLAIM.format(
+    ready="SELECT number FROM hf_work WHERE id = :id AND state = 'pending'", driving_fence="NULL"
+)
 # With a heartbeat each third of a lease, two of three change no indexed column.
 RENEWED = """heartbeat_at = :now,
     lease_expires_at = CASE
@@ -103,10 +114,20 @@ WHERE number IN (
 RETURNING number, lease_expires_at, heartbeat_at, cancel_requested, session_number, driving_fence
 """  # noqa: S608
 READ_DRIVING = "SELECT driving_fence FROM hf_work WHERE number = :number"
-LEASE_SESSION = LEASE_SESSION_TO_ITEM.format(
-    expires_at="SELECT w.lease_expires_at FROM hf_work w WHERE w.number = :item_number"
+DRIVER = "'work item ' || w.id || ', fence ' || w.fence"
+OF_ITEM = {
+    "holder": f"SELECT {DRIVER} FROM hf_work w WHERE w.number = :item_number",  # noqa: S608
+    "expires_at": "SELECT w.lease_expires_at FROM hf_work w WHERE w.number = :item_number",
+}
+LEASE_SESSION = LEASE_SESSION_TO_ITEM.format(**OF_ITEM)
+LEASED = LEASED_TO_ITEM.format(**OF_ITEM)
+LEASE_SESSIONS = LEASE_SESSIONS_TO_ITEMS.format(
+    items=f"""
+    SELECT w.session_number, {DRIVER} AS holder, w.lease_expires_at AS expires_at
+    FROM hf_work w WHERE w.number IN {given_keys("items", "INTEGER")}
+    """  # noqa: S608
 )
-SET_DRIVING = "UPDATE hf_work SET driving_fence = :fence WHERE number = :number"
+SET_DRIVING = "UPDATE hf_work SET driving_fence = CAST(:fence AS INTEGER) WHERE number = :number"
 
 
 @travels
@@ -129,6 +150,8 @@ class Claim:
     limit: int
     queues: Sequence[str]
     lease_ms: int
+    drives: bool = False
+    """Whether the caller leases the sessions of the items in the same transaction."""
 
     def take(self) -> Op[list[Row]]:
         """Lease the items, in one round trip on PostgreSQL if the call starts with it."""
@@ -142,7 +165,7 @@ class Claim:
         given: dict[str, object] = {f"queue{i}": name for i, name in enumerate(self.queues)}
         given |= {"holder": self.holder, "limit": self.limit}
         given |= {"lease_ms": self.lease_ms, "claim_id": claim_id}
-        return Query(_claim_of(len(self.queues)), given)
+        return Query(_claim_of(len(self.queues), self.drives), given)
 
 
 def claim(
@@ -176,8 +199,11 @@ def require_queues(queues: Sequence[str] | str) -> list[str]:
 
 
 @functools.cache
-def _claim_of(count: int) -> str:
-    """Return the statement that claims from this many queues at once; 0 means from all."""
+def _claim_of(count: int, drives: bool = False) -> str:
+    """Return the statement that claims from this many queues at once; 0 means from all.
+
+    One that `drives` notes the fences that the leases of the sessions will have.
+    """
     names = [OF_QUEUE.format(index=index) for index in range(count)] or [OF_ALL_QUEUES]
     [ready, *_] = queues = [READY.format(of_queue=name) for name in names]
     if count > 1:
@@ -186,7 +212,8 @@ def _claim_of(count: int) -> str:
         SELECT number FROM ({" UNION ALL ".join(parts)}) AS ready
         ORDER BY priority DESC, number LIMIT :limit
         """  # noqa: S608
-    return CLAIM.format(ready=ready)
+    fence = NEXT_FENCE.format(number="hf_work.session_number") if drives else "NULL"
+    return CLAIM.format(ready=ready, driving_fence=fence)
 
 
 @query
@@ -247,10 +274,11 @@ def drive(item: Item[Any]) -> Op[int]:
 
 @dataclass(frozen=True, slots=True)
 class Driven:
-    """A session that an attempt drives: the fence of its lease, and its version."""
+    """A session that an attempt drives: its fence and version, and its row before that."""
 
     fence: int
     version: int
+    row: Row
 
 
 def drive_with(item: Item[Any], *beside: Query) -> Op[tuple[Driven, list[list[Row]]]]:
@@ -262,26 +290,44 @@ def drive_with(item: Item[Any], *beside: Query) -> Op[tuple[Driven, list[list[Ro
     found, held, *answers = yield from lock_and_read_with(item.runtime, place, looks, *beside)
     session = require_open(place, found)
     if held and held[0]["driving_fence"] == session["fence"] and session["holder"]:
-        return Driven(int(session["fence"]), session["version"]), answers
+        return Driven(int(session["fence"]), session["version"], session), answers
     require_writable(item.runtime, place, found)
     return (yield from take_session(item, session)), answers
 
 
 def take_session(item: Item[Any], session: Row) -> Op[Driven]:
     """Lease a session to an attempt, which holds its item; the session may be written."""
-    fence = int(session["fence"]) + 1
-    holder = f"work item {item.id}, fence {item.fence}"
-    number = session["number"]
-    yield from defer(LEASE_SESSION, number=number, item_number=item.number, holder=holder)
-    yield from defer(SET_DRIVING, number=item.number, fence=fence)
-    version: int = session["version"]
-    if session["status"] == "waiting":
-        place = item._place(fence)
-        assert place is not None
-        leased = {**session, "fence": fence, "holder": holder, "status": "active"}
-        yield from record_status(item.runtime, place, "waiting", "active", leased)
-        version += 1
-    return Driven(fence, version)
+    if session["status"] == "active":
+        yield from lease_sessions([(item, session)])
+        return Driven(session["fence"] + 1, session["version"], session)
+    place = item._place()
+    assert place is not None
+    change = RowChange(LEASED, {"item_number": item.number})
+    yield from record_status(item.runtime, place, "waiting", "active", session, change)
+    yield from _note_driving(item, session["fence"] + 1)
+    return Driven(session["fence"] + 1, session["version"] + 1, session)
+
+
+def lease_sessions(driven: Sequence[tuple[Item[Any], Row]]) -> Op[None]:
+    """Lease active sessions to attempts, which hold their items."""
+    if len(driven) == 1:
+        [(item, session)] = driven
+        yield from defer(LEASE_SESSION, number=session["number"], item_number=item.number)
+    elif driven:
+        yield from defer(LEASE_SESSIONS, items=given(item.number for item, _ in driven))
+    for item, session in driven:
+        yield from _note_driving(item, session["fence"] + 1)
+
+
+def _note_driving(item: Item[Any], fence: int | None) -> Op[None]:
+    """Note the fence of the session's lease in the item, unless its claim has done so."""
+    if item.driving_fence != fence:
+        yield from defer(SET_DRIVING, number=item.number, fence=fence)
+
+
+def claimed_only(item: Item[Any]) -> Op[None]:
+    """Forget the fence that a claim has noted, because the session was not leased."""
+    yield from _note_driving(item, None)
 
 
 def renew_sessions(items: Iterable[Row], lease_ms: int) -> Op[None]:

@@ -25,7 +25,7 @@ from ..kernel.operation import (
 from ..kernel.signals import Signals
 from ..leases import Keeper
 from ..sessions.access import Place, require_open
-from ..sessions.rows import ONE_SESSION, read_place
+from ..sessions.rows import NUMBER_OF_SESSION, ONE_SESSION, read_place
 from .items import ITEM_COLUMNS, READ_ITEM, SELECT_ITEMS, Item, Submission, context, require_delay
 
 SUBMISSIONS_MAX = 10_000
@@ -37,8 +37,9 @@ INSERT INTO hf_work (
     id, session_number, session_id, root_id, type, queue, state, priority, key, on_crash,
     max_retries, redriven_from, first_id, input, available_at, created_at, updated_at
 )
-SELECT CAST(:id AS TEXT), CAST(:session_number AS INTEGER), CAST(:session_id AS TEXT),
-    CAST(:root_id AS TEXT), CAST(:type AS TEXT), CAST(:queue AS TEXT),
+SELECT CAST(:id AS TEXT), coalesce(
+        CAST(:session_number AS INTEGER), {NUMBER_OF_SESSION.format(id="CAST(:session_id AS TEXT)")}
+    ), CAST(:session_id AS TEXT), CAST(:root_id AS TEXT), CAST(:type AS TEXT), CAST(:queue AS TEXT),
     CASE WHEN at.due > :now THEN 'scheduled' ELSE 'pending' END, CAST(:priority AS INTEGER),
     CAST(:key AS TEXT), CAST(:on_crash AS TEXT), CAST(:max_retries AS INTEGER),
     CAST(:redriven_from AS TEXT), CAST(:first_id AS TEXT), CAST(:input AS BLOB), at.due, :now, :now
@@ -70,7 +71,7 @@ def submit_all(
     """Submit items and return the row of each; the existing one if its id or key is taken.
 
     `is_checked` says that this transaction has locked the tree of the default place, and knows
-    that its session is open.
+    that its session is open; the session of a place without a number is found by its id.
     """
     codec = runtime.codec
     bodies = []
@@ -159,7 +160,7 @@ def _draft(submission: Submission, place: Place | None, redriven: Item[Any] | No
     at, delay = submission.available_at, submission.delay_seconds
     names = ("type", "priority", "key", "on_crash", "max_retries")
     return {
-        "session_number": None if place is None else place.number,
+        "session_number": None if place is None else place.number or None,
         "session_id": None if place is None else place.session_id,
         "root_id": None if place is None else place.root_id,
         "queue": submission.queue or submission.type,

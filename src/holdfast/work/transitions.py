@@ -188,7 +188,7 @@ def turn(_: object, ended: Finished, claim: Claim | None) -> Op[tuple[list[Row |
     if not ended:
         return [], (yield from claim.take())
     query = claim.query((yield FreshId()))
-    found, [taken] = yield from _finish_each(ended, query)
+    found, [taken] = yield from finish_each(ended, query)
     return found, in_order(taken)
 
 
@@ -208,10 +208,10 @@ def finish(ended: Finished, statement: str | None = None) -> Op[list[Row | None]
             if answers[-1]:
                 return [answers[-1][0]]
         statement = FINISH_HELD
-    return (yield from _finish_each(ended, statement=statement))[0]
+    return (yield from finish_each(ended, statement=statement))[0]
 
 
-def _finish_each(
+def finish_each(
     ended: Finished, *beside: Query, statement: str | None = None
 ) -> Op[tuple[list[Row | None], list[list[Row]]]]:
     """End attempts, and run independent statements in the same round trip."""
@@ -251,9 +251,10 @@ def _finish_each(
         if (row := found[index]) is not None:
             found[index] = yield from _follow(item, change, row, is_told=index not in followed)
     done = {index: row for index in followed if (row := found[index]) is not None}
-    yield from together(followed[index].tell(looked[index]) for index in done)
+    told = yield from together(followed[index].tell(looked[index], done[index]) for index in done)
     # What followed was written with the lease of the session.
-    yield from release_sessions(done.values())
+    ends = zip(done.values(), told, strict=True)
+    yield from release_sessions(row for row, is_released in ends if not is_released)
     ready = {ended[n][0].queue for n, row in enumerate(found) if row and row["state"] == "pending"}
     if ready:
         yield from ring(ended[0][0].runtime.signals, ready)
@@ -301,7 +302,7 @@ def _follow(item: Item[Any], change: Transition, row: Row, *, is_told: bool) -> 
             yield from record(item, "error_boundary", evidence)
     yield from _event(item, change, row["state"], row["retry_count"])
     if is_told:
-        yield from _tell(item, change, row["state"])
+        yield from _tell(item, change, row)
     if row["state"] == "review" and (yield from is_settled(change.waits_for_effect)):
         [again] = yield from finish([(item, RESOLVED)], FINISH_IDLE)
         return again
@@ -324,9 +325,10 @@ class Following:
     ended: EndedItem
     looks: Sequence[Query]
 
-    def tell(self, looked: Sequence[list[Row]]) -> Op[None]:
-        """Tell the noun, with the rows that it asked for."""
-        yield from self.noun.item_ended(self.item.runtime, self.ended, looked)
+    def tell(self, looked: Sequence[list[Row]], row: Row) -> Op[bool]:
+        """Tell the noun, with the rows it asked for; return whether it released the session."""
+        where = (self.item.runtime, self.ended, looked)
+        return (yield from self.noun.item_ended(*where, row["driving_fence"]))
 
 
 def _following(item: Item[Any], change: Transition, state: str | None = None) -> Following | None:
@@ -349,11 +351,11 @@ def _following(item: Item[Any], change: Transition, state: str | None = None) ->
     return Following(item, noun, ended, noun.item_looks(ended))
 
 
-def _tell(item: Item[Any], change: Transition, state: str) -> Op[None]:
+def _tell(item: Item[Any], change: Transition, row: Row) -> Op[None]:
     """Tell the noun that submitted an item of its end."""
-    follow = _following(item, change, state)
+    follow = _following(item, change, row["state"])
     if follow is not None:
-        yield from follow.tell((yield from batch(*follow.looks)))
+        yield from follow.tell((yield from batch(*follow.looks)), row)
 
 
 def _keep_error(item: Item[Any], error: str, reason: str) -> Op[None]:

@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeAlias
 
 from ..dataclass import dataclass
 from ..kernel.operation import Definition, Row
-from ..peers.uptake import TakenUp
+from ..peers.uptake import Ended, Taken
 from ..store import Store
 from ..work.claims import Claim
 
@@ -43,8 +43,8 @@ class Intake:
     accept: Callable[[Delivered], None]
 
 
-Uptake: TypeAlias = Definition[tuple[list[Row], dict[int, TakenUp]]]
-"""Claims items, and takes up what their handlers need of some, by item number."""
+ServiceTurn: TypeAlias = Definition[tuple[Ended, Taken]]
+"""Ends attempts, claims items, and takes up what their handlers need of some, in one commit."""
 
 
 class Inbox(Protocol):

@@ -13,6 +13,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
@@ -23,11 +24,11 @@ from ..kernel.flow import in_thread, is_async
 from ..kernel.operation import Call, Row, operation
 from ..kernel.threads import Thread
 from ..leases import Keeper, Kept, lease_milliseconds, uptime_seconds
-from ..peers.uptake import TakenUp
+from ..peers.uptake import Ended, Taken, TakenUp
 from ..store import Store
 from ..work import topic
 from ..work.claims import Claim, find_ready, not_ended
-from ..work.transitions import turn
+from ..work.transitions import Finished, turn
 from .attempts import (
     BACKOFF_SECONDS,
     BACKOFF_SECONDS_MAX,
@@ -37,7 +38,7 @@ from .attempts import (
     HandlerRun,
     log,
 )
-from .inbox import Delivered, Inbox, Intake, Uptake
+from .inbox import Delivered, Inbox, Intake, ServiceTurn
 from .pools import GroupCommit, TaskPool, ThreadPool
 from .upkeep import Upkeep
 
@@ -64,7 +65,7 @@ class WorkerOptions:
     work_days: float | None
     tools: Any
     inbox: Inbox | None = None
-    uptake: Uptake | None = None
+    turn: ServiceTurn | None = None
 
 
 # A run with an outcome has ended; a run alone has a completion to be written.
@@ -95,8 +96,10 @@ class WorkerLoop:
         self._tasks: TaskPool[HandlerRun] | None = None
         if async_store is not None and all(map(is_async, options.handlers.values())):
             self._tasks = TaskPool(options.concurrency, self._serve_here, loop)
-        # Completing an item of a session locks its tree; no tree has to wait for another.
-        self._by_tree = GroupCommit(self._complete)
+        # Completing an item of a session locks its tree; no tree has to wait for another. The turn
+        # of a service locks only trees that are free.
+        self._by_tree = GroupCommit(partial(self._complete, waits=True))
+        self._service_turn = None if store.runtime.is_remote else options.turn
         self._attempts: dict[Kept, HandlerRun] = {}
         self._returned: list[HandlerRun] = []
         self._until_empty = False
@@ -187,12 +190,19 @@ class WorkerLoop:
     def _turn(self) -> None:
         """Complete returned items and claim more; in one commit if more are known to be ready."""
         if returned := self._take_returned():
-            room = self._room(len(returned)) if self._has_more and not self._is_pausing() else 0
+            is_told = self._is_rung and self._rings_are_exact
+            may_claim = (self._has_more or is_told) and not self._is_pausing()
+            room = self._room(len(returned)) if may_claim else 0
+            if room:
+                self._is_rung &= not is_told
             asked_at = uptime_seconds()
             taken = self._complete(returned, self._claim(room) if room else None)
             self._receive(0)
             if room and taken is not None:
-                self._accept(taken, {}, room, asked_at)
+                self._accept(*taken, room, asked_at)
+            elif room:
+                # The claim was not made.
+                self._is_rung = True
         room = self._room()
         is_due = time.monotonic() >= self._poll_at
         if not room or self._is_pausing() or not (self._has_more or self._is_rung or is_due):
@@ -211,19 +221,28 @@ class WorkerLoop:
         else:
             self._pause_seconds = 0.0
 
-    def _take(self, claim: Claim) -> tuple[Sequence[Row], Mapping[int, TakenUp]]:
+    def _take(self, claim: Claim) -> Taken:
         """Claim items, and take up their sessions if the handlers are those of a service."""
-        uptake, runtime = self._options.uptake, self._store.runtime
-        if uptake is not None and not runtime.is_remote:
-            try:
-                return runtime.driver.run(Call(uptake, runtime, (claim,)))  # type: ignore[no-any-return]
-            except TRANSIENT:
+        try:
+            return self._run_turn((), claim)[1]
+        except TRANSIENT:
+            raise
+        except Exception as error:
+            if self._service_turn is None:
                 raise
-            except Exception as error:
-                # What is wrong with one of them is found out by its own attempt.
-                log.info("items are claimed without their sessions: %s", error)
-        _, taken = self._ask(turn, (), claim)
-        return taken, {}
+            # What is wrong with one of them is found out by its own attempt.
+            log.info("items are claimed without their sessions: %s", error)
+        return self._run_turn((), replace(claim, drives=False), waits=True)[1]
+
+    def _run_turn(
+        self, ended: Finished, claim: Claim | None, *, waits: bool = False
+    ) -> tuple[Ended, Taken]:
+        """Complete items and claim others in one commit; a service does not wait for any tree."""
+        runtime, service_turn = self._store.runtime, self._service_turn
+        if service_turn is not None and not waits:
+            return runtime.driver.run(Call(service_turn, runtime, (ended, claim)))  # type: ignore[no-any-return]
+        found, claimed = self._ask(turn, ended, claim)
+        return dict(enumerate(found)), (claimed, {})
 
     def _ask(self, asked: operation[..., Any], *arguments: Any) -> Any:
         return self._store.runtime.driver.run(Call(asked, None, arguments))
@@ -242,7 +261,8 @@ class WorkerLoop:
     def _claim(self, room: int) -> Claim:
         options = self._options
         lease_ms = lease_milliseconds(options.lease_seconds)
-        return Claim(options.holder, room, options.queues, lease_ms)
+        drives = self._service_turn is not None
+        return Claim(options.holder, room, options.queues, lease_ms, drives)
 
     def _accept(
         self, taken: Sequence[Row], given: Mapping[int, TakenUp], room: int, asked_at: float
@@ -310,17 +330,18 @@ class WorkerLoop:
             log.exception("work item %s could not be ended", attempt.item.id)
         if outcome is not None:
             self._put_outcome(attempt, outcome)
-        elif attempt.item.root_id is None:
+        elif attempt.item.root_id is None or self._service_turn is not None:
             self._events.put(attempt)
         else:
             self._by_tree.add(attempt.item.root_id, attempt)
 
     def _complete(
-        self, attempts: Sequence[HandlerRun], claim: Claim | None = None
-    ) -> Sequence[Row] | None:
+        self, attempts: Sequence[HandlerRun], claim: Claim | None = None, *, waits: bool = False
+    ) -> Taken | None:
         """Complete attempts in one commit or, if that fails, one by one.
 
-        With a claim, return the claimed rows, or None if it was not made.
+        With a claim, return what was claimed, or None if it was not made. Unless it `waits` for
+        them, attempts of a service whose trees are locked are left to threads.
         """
         held = []
         for attempt in attempts:
@@ -331,7 +352,8 @@ class WorkerLoop:
         if not held and claim is None:
             return None
         try:
-            found, taken = self._ask(turn, [attempt.completion for attempt in held], claim)
+            completions = [attempt.completion for attempt in held if attempt.completion]
+            found, taken = self._run_turn(completions, claim, waits=waits)
         except Exception as error:
             # One of them may be the cause; the others must not wait for it.
             log.info("%s are completed one by one: %s", plural(len(held), "item"), error)
@@ -339,9 +361,12 @@ class WorkerLoop:
                 attempt.unknown = error if isinstance(error, CommitUnknown) else None
                 in_thread(partial(self._conclude, attempt, attempt.complete))
             return None
-        for attempt, row in zip(held, found, strict=True):
-            self._put_outcome(attempt, attempt.completed(row))
-        return list(taken)
+        for index, attempt in enumerate(held):
+            if index in found:
+                self._put_outcome(attempt, attempt.completed(found[index]))
+            else:
+                in_thread(partial(self._by_tree.add, attempt.item.root_id or "", attempt))
+        return taken
 
     def _take_returned(self) -> Sequence[HandlerRun]:
         returned, self._returned = self._returned, []
@@ -430,12 +455,12 @@ class WorkerLoop:
         self._release([attempt for attempt in self._attempts.values() if attempt.begin()])
         deadline = time.monotonic() + self._options.drain_seconds
         while self._attempts and self.stops < 2 and (left := deadline - time.monotonic()) > 0:
-            self._complete(self._take_returned())
+            self._complete(self._take_returned(), waits=True)
             self._watch_leases()
             self._receive(0 if self._returned else min(left, self._options.lease_seconds / 10))
         # Completing items that have returned by now is better than running them again.
         self._receive(0)
-        within(STOP_SECONDS_MAX, partial(self._complete, self._take_returned()))
+        within(STOP_SECONDS_MAX, partial(self._complete, self._take_returned(), waits=True))
         self._receive(0)
         unfinished = list(self._attempts.values())
         for attempt in unfinished:

@@ -21,7 +21,7 @@ from ..sessions.rows import BOOT_MARK
 from ..store import AsyncStore, Store, sync_twin
 from ..work.claims import CLAIM_MAX, require_queues
 from .attempts import AttemptOutcome, Handler
-from .inbox import Inbox, Uptake
+from .inbox import Inbox, ServiceTurn
 from .loop import WorkerLoop, WorkerOptions
 
 S = TypeVar("S", bound=Store | AsyncStore)
@@ -58,7 +58,7 @@ class Worker(Generic[S]):
         work_days: float | None = 30,
         tools: Any = None,
         inbox: Inbox | None = None,
-        uptake: Uptake | None = None,
+        turn: ServiceTurn | None = None,
     ) -> None:
         if not isinstance(store, Store | AsyncStore):
             raise InvalidArgument(f"a worker needs a store, not {type(store).__name__}")
@@ -94,7 +94,7 @@ class Worker(Generic[S]):
             work_days=work_days,
             tools=tools,
             inbox=inbox,
-            uptake=uptake,
+            turn=turn,
         )
         self._loop: WorkerLoop | None = None
         self._stops_before = 0
