@@ -27,7 +27,7 @@ from holdfast.mesh import Service
 
 
 def ask(request):
-    holdfast.Store(request.session.runtime).progress(request.ask_id, f"asking for {request.input}")
+    request.store.progress(request.ask_id, f"asking for {request.input}")
     request.session.ask("weather", request.input)
     return request.session.pause({"city": request.input})
 
@@ -92,6 +92,24 @@ def test_an_agent_is_served_and_asked_and_its_answer_come_back_for(
     other = quick("agent", "request", "planner", '"Rome"', "--id=r1")
     assert other.returncode == 4
     assert quick("agent", "wait", "none").returncode == 3
+
+
+def test_who_asks_an_agent_that_nobody_serves_is_told_what_to_do(
+    place: dict[str, Any], quick: Run
+) -> None:
+    holdfast.open(**place).close()
+    asked = quick("agent", "request", "nobody", "--id=r1", "--timeout=0")
+    assert asked.returncode == 4
+    untaken, serve_it, again, wait_for_it = asked.stdout.splitlines()
+    assert untaken == "No instance of agent nobody has taken the request. Serve the agent:"
+    assert serve_it.startswith("  `holdfast agent run MODULE:AGENT")
+    assert again == "Wait for the answer again:"
+    assert wait_for_it.startswith("  `holdfast agent wait r1")
+    # Taken, but not answered: it is served.
+    with holdfast.open(**place) as store:
+        store.work.claim("an instance", queues="agent:nobody")
+    waited = quick("agent", "wait", "r1", "--timeout=0")
+    assert waited.stdout.splitlines()[:2] == ["There is no answer yet.", again]
 
 
 def test_an_answer_that_is_an_error_is_told_with_the_exit_code(

@@ -14,9 +14,10 @@ from urllib.parse import urlsplit
 
 from ..arguments import shown
 from ..checkpoints.diff import printable
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, NotFound
 from ..mesh import Mesh, Service
 from ..peers import PeerCall
+from ..peers.asks import delivery_id
 from ..store import Store
 from . import INTERRUPTED, output
 from .command import (
@@ -117,7 +118,7 @@ def request(
     given: dict[str, Any] = {"request_id": id, "user": user}
     with opened(transport) as carrier, Mesh(store, carrier) as mesh:
         ask = partial(mesh.request, agent, value, **given)
-        return _waited(id, ask, transport, timeout, as_json)
+        return _waited(store, id, ask, transport, timeout, as_json)
 
 
 @app.command(mode="write")
@@ -130,10 +131,11 @@ def wait(
 ) -> Answer:
     """Wait for the answer to a request that was made before, from any machine."""
     with opened(transport) as carrier, Mesh(store, carrier) as mesh:
-        return _waited(request, partial(mesh.wait, request), transport, timeout, as_json)
+        return _waited(store, request, partial(mesh.wait, request), transport, timeout, as_json)
 
 
 def _waited(
+    store: Store,
     id: str,
     ask: Callable[..., PeerCall],
     transport: str | None,
@@ -147,18 +149,37 @@ def _waited(
         told = f"The request continues; `{_come_back(id, transport)}` waits for its answer."
         return Answer({"id": id, "state": "open"}, f"\n{told}", INTERRUPTED)
     if call.answer is None:
-        told = f"There is no answer yet; `{_come_back(id, transport)}` waits for it."
-        return Answer(call_data(call), told, UNANSWERED)
+        lines = ["There is no answer yet."]
+        if _is_unclaimed(store, id):
+            lines = [
+                printable(f"No instance of agent {call.agent} has taken the request.")
+                + " Serve the agent:",
+                f"  `holdfast agent run MODULE:AGENT{_carried(transport)}`",
+            ]
+        lines += ["Wait for the answer again:", f"  `{_come_back(id, transport)}`"]
+        return Answer(call_data(call), "\n".join(lines), UNANSWERED)
     return Answer(call_data(call), lambda: _shown(call), 0 if call.state == "ok" else 1)
 
 
+def _is_unclaimed(store: Store, id: str) -> bool:
+    """Whether a request waits in this store, and no instance of its agent has begun with it."""
+    try:
+        return store.work.get(delivery_id(id)).attempts == 0
+    except NotFound:
+        # A transport carries it.
+        return False
+
+
 def _come_back(id: str, transport: str | None) -> str:
-    """Return the command that waits for a request; a URL with credentials is not repeated."""
-    command = f"holdfast agent wait {shlex.quote(id)}"
+    """Return the command that waits for a request."""
+    return f"holdfast agent wait {shlex.quote(id)}{_carried(transport)}"
+
+
+def _carried(transport: str | None) -> str:
+    """Return the option that names a transport; a URL with credentials is not repeated."""
     if transport is None:
-        return command
-    shown_transport = "URL" if "@" in transport else transport
-    return f"{command} --transport {shlex.quote(shown_transport)}"
+        return ""
+    return f" --transport {shlex.quote('URL' if '@' in transport else transport)}"
 
 
 def _tell(note: Any, as_json: bool) -> None:
