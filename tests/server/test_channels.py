@@ -9,11 +9,13 @@ from functools import partial
 from typing import Any
 
 import pytest
+from uvicorn.protocols.utils import ClientDisconnected
 
 from holdfast import Compacted, StoreUnavailable
 from holdfast.records import Event
 from holdfast.server.channels import Backlog, Hub, Lagging, Source
 from holdfast.server.frames import EventFrames, Frames
+from holdfast.server.protocol import WebSocketProtocol
 from holdfast.server.stream import TRY_AGAIN, Following, closing
 from tests.server.serving import Served
 
@@ -178,6 +180,20 @@ def test_a_client_that_is_gone_before_its_stream_begins_is_no_failure(
     counted = local.get("/metrics").text
     assert 'route="/sessions/{id}/feed",status="500"' not in counted
     assert "holdfast_followers 0" in counted
+
+
+@pytest.mark.parametrize("kind", ["websocket.accept", "websocket.send"])
+def test_nothing_is_sent_to_a_connection_that_is_closing(kind: str) -> None:
+    """The loop reports that it was lost only when it has a turn."""
+
+    class Closing(asyncio.Transport):
+        def is_closing(self) -> bool:
+            return True
+
+    protocol = WebSocketProtocol.__new__(WebSocketProtocol)
+    protocol.transport = Closing()
+    with pytest.raises(ClientDisconnected):
+        asyncio.run(protocol.send({"type": kind, "text": "change"}))
 
 
 def encoded(headers: dict[str, str]) -> list[tuple[bytes, bytes]]:

@@ -199,7 +199,7 @@ def test_a_conflict_has_the_current_value_up_to_a_limit(tmp_path: Path) -> None:
     with serving(options, url=f"sqlite:///{tmp_path}/store.db") as served:
         root, _ = served.tree()
         path, any_version = f"/sessions/{root}/state", {"if-match": "*"}
-        sizes = {"a": 98, "b": 99, "c": 60, "d": 30}
+        sizes = {"a": 98, "b": 99, "c": 60, "d": 30, "e": 20}
         for key, size in sizes.items():
             served.put(f"{path}/keys/{key}", json={"value": "x" * size}, headers=any_version)
 
@@ -214,18 +214,19 @@ def test_a_conflict_has_the_current_value_up_to_a_limit(tmp_path: Path) -> None:
         cut = refused("b")
         assert (cut["current_value"], cut["current_value_omitted"]) == (None, True)
         assert cut["current_version"] == 1
-        # In a batch the limit is for all together: 62 bytes of c are shown, then 32 of d.
-        operations = [{"op": "delete", "key": key, "if_match": 9} for key in "cbdc"]
+        # In a batch the limit is for all together: 62 bytes of c are shown, 32 of d, and none of e.
+        operations = [{"op": "delete", "key": key, "if_match": 9} for key in "cbdec"]
         batch = served.post(f"{path}/batch", json={"operations": operations}).json()
         assert batch["current_value"] == "x" * 60
         shown = [
             (each.get("current_value"), each.get("current_value_omitted"))
             for each in batch["results"]
         ]
-        assert shown == [("x" * 60, None), (None, True), ("x" * 30, None), (None, None)]
+        cut_off, unchecked = (None, True), (None, None)
+        assert shown == [("x" * 60, None), cut_off, ("x" * 30, None), cut_off, unchecked]
         document = served.put(path, json={"state": {}}, headers={"if-match": "1"}).json()
         assert (document["current_state"], document["current_state_omitted"]) == (None, True)
-        assert document["current_version"] == 4
+        assert document["current_version"] == 5
 
 
 def test_unknown_addresses_and_methods_have_the_same_shape(small: Served) -> None:
