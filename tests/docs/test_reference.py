@@ -82,3 +82,21 @@ def test_every_kind_status_and_event_is_in_the_reference() -> None:
 
 def test_every_command_is_in_the_reference() -> None:
     assert [name for name in commands() if f"holdfast {name}" not in REFERENCE] == []
+
+
+def test_every_error_is_told_with_its_status_and_exit_code() -> None:
+    part = REFERENCE.partition("## Errors")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| (\d+) \| (\d+) \|", part, re.MULTILINE)
+    told = {
+        name: (int(status), int(code))
+        for names, status, code in rows
+        for name in re.findall(r"\w+", names)
+    }
+    errors = [
+        each
+        for each in vars(holdfast).values()
+        if isinstance(each, type) and issubclass(each, holdfast.HoldfastError)
+    ]
+    expected = {each.__name__: (each.http_status, each.exit_code) for each in errors}
+    del expected["HoldfastError"]
+    assert told == expected
