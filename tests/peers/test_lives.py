@@ -12,7 +12,7 @@ from holdfast.peers.noun import CANCEL_PAUSES
 from holdfast.testing.subject import Subject, done, raises
 from tests.checkpoints.colours import sql
 from tests.conftest import InColour
-from tests.peers.agents import claim, opened, planner, results, resume, status, waiting_items
+from tests.peers.agents import claim, opened, planner, results, resume, serve, status, waiting_items
 
 
 def test_cancelling_reaches_every_open_peer_and_late_answers_change_nothing(
@@ -227,6 +227,55 @@ def test_closed_calls_and_pauses_are_pruned_after_a_week(in_colour: InColour) ->
         assert (pruned["asks"], pruned["pauses"]) == (1, 1)
         assert [each.input for each in await done(session.asks())] == [1]
         assert [each.state for each in await done(store.pauses())] == ["waiting"]
+
+    in_colour(case)
+
+
+def test_answers_that_no_pause_collected_are_pruned_after_their_session_has_ended(
+    in_colour: InColour,
+) -> None:
+    async def case(subject: Subject) -> None:
+        store, clock = await opened(subject)
+        ended = await planner(store, "ended")
+        await done(ended.ask("a"))
+        await serve(store, "a", 1)
+        await done(ended.end())
+        # The same with the item of a request.
+        call = await done(store.request("planner"))
+        item = await claim(store, "planner")
+        session = (await done(item.receive())).session
+        await done(session.ask("a"))
+        await serve(store, "a", 1)
+        await done(session.ask("b", timeout_seconds="never"))
+        await done(item.complete("planned"))
+        asks = [*await done(ended.asks()), *await done(session.asks())]
+        assert [each.state for each in asks] == ["ok", "ok", "cancelled"]
+        clock.advance(8 * 24 * 3_600)
+        # Those of the sessions, and the request.
+        assert (await done(store.prune())).others["asks"] == len([*asks, call])
+
+    in_colour(case)
+
+
+@pytest.mark.parametrize("end", ["pause", "complete"])
+def test_what_ends_an_attempt_raises_the_fence_of_its_session(
+    in_colour: InColour, end: str
+) -> None:
+    async def case(subject: Subject) -> None:
+        store, _ = await opened(subject)
+        await done(store.request("planner"))
+        item = await claim(store, "planner")
+        session = (await done(item.receive())).session
+        if end == "pause":
+            await done(session.ask("a", timeout_seconds="never"))
+            await done(session.pause())
+        else:
+            await done(item.complete("planned"))
+        zombie = holdfast.Session(
+            store.runtime, session.id, session.number, session.root_id, fence=session.fence
+        )
+        error = await raises(holdfast.LeaseLost, lambda: zombie.save(late=1))
+        assert error.fields["current_fence"] == session.fence + 1
 
     in_colour(case)
 
