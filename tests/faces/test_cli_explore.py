@@ -208,6 +208,20 @@ def test_only_what_is_in_the_store_is_resumed(shop: str, run: Run, tmp_path: Pat
     assert json.loads(run(world, url, "--resume", "--json").stdout)["steps"] == 3
 
 
+def test_only_what_is_running_can_be_joined(shop: str, run: Run, tmp_path: Path) -> None:
+    world, url = f"{shop}:make_world", f"--url=sqlite:///{tmp_path}/store.db"
+    assert run(world, url, "--workers=2", "--max-steps=1").returncode == 0
+    for options, code, said in (
+        (["--join", "--id=typo"], 3, "There is no exploration typo to take part in."),
+        (["--join"], 4, "is not running: --resume continues it"),
+        (["--join", "--resume"], 2, "--join takes part in what is running"),
+        (["--join", "--clean"], 2, "--join takes part in what is running"),
+    ):
+        found = run(world, url, *options)
+        assert (found.returncode, said in found.stderr) == (code, True), found.stderr
+    assert run(world, url, "--clean").stdout == f"Removed exploration {world}.\n"
+
+
 def test_what_fails_in_the_module_is_told_with_its_place(shop: str, run: Run) -> None:
     file = Path(f"{shop}.py")
     text = file.read_text()

@@ -114,6 +114,12 @@ def meet(world: World, of: int) -> None:
         time.sleep(0.01)
 
 
+@action(requires=lambda world, of: data(world)["n"] == 1, parameters={"of": range(20)})
+def die_of(world: World, of: int) -> None:
+    if of == 7:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 @action(limit=2, after=("grow",))
 def limited(world: World) -> None:
     data(world)["n"] = 0

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,16 +37,10 @@ INITIAL = KeptState(id="s", body=b"the initial state")
 
 
 @pytest.fixture(autouse=True)
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A temporary directory of the test's own, that is empty at its end."""
-    place = tmp_path / "temporary"
-    place.mkdir()
-    monkeypatch.setenv("TMPDIR", str(place))
-    monkeypatch.setattr(tempfile, "tempdir", str(place))
+def environment(temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the processes of a test know; they leave nothing in the temporary directory."""
     monkeypatch.setenv(grid.SIDE, "6")
     monkeypatch.setenv(crew.PLACE, str(tmp_path / "mark"))
-    yield place
-    assert list(place.iterdir()) == []
 
 
 @pytest.fixture
@@ -142,22 +135,28 @@ def test_who_stops_for_longer_than_its_lease_loses_its_batch_and_can_write_nothi
 def test_deaths_are_counted_for_the_entry_that_was_tried(
     store: holdfast.Store, frontier: Frontier[Any]
 ) -> None:
-    def deaths_after(batch: Batch) -> list[int]:
+    def died(batch: Batch) -> Batch:
         store.work.get(batch.item.id, fence=batch.item.fence).fail("died", delay_seconds=0)
-        again = claimed(frontier)
-        assert again.is_again
-        return [entry.deaths for entry in again.entries]
+        return claimed(frontier)
 
-    claimed_first = claimed(frontier)
-    assert not claimed_first.is_again
-    assert [entry.deaths for entry in claimed_first.entries] == [0, 0, 0]
-    assert deaths_after(claimed_first) == [1, 0, 0]
-    [held] = [item for item in store.work.list(queue=frontier.queue) if item.holder]
-    batch = Batch(store.work.get(held.id, fence=held.fence), [], True)
+    def deaths(batch: Batch) -> list[int]:
+        return [entry.deaths for entry in batch.entries]
+
+    batch = claimed(frontier)
+    assert (batch.is_again, deaths(batch)) == (False, [0, 0, 0])
+    batch = died(batch)
+    assert (batch.is_again, deaths(batch)) == (True, [1, 0, 0])
+    batch = died(batch)
+    assert deaths(batch) == [2, 0, 0]
     frontier.under(batch.item).record([INITIAL], [step(0)])
-    assert deaths_after(batch) == [1, 0]
-    # Whoever gives it back has not died, and the other batch has nothing to do with it.
-    assert [entry.deaths for entry in claimed(frontier).entries] == [0]
+    batch = died(batch)
+    assert deaths(batch) == [1, 0]
+    # The other batch has nothing to do with it, and whoever gives one back has not died.
+    other = claimed(frontier)
+    assert deaths(other) == [0]
+    other.item.release()
+    other = claimed(frontier)
+    assert (other.is_again, deaths(other)) == (False, [0])
 
 
 def test_entries_and_items_are_gone_when_it_is_over(

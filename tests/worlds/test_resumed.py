@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,16 +44,10 @@ _OTHERS = (
 
 
 @pytest.fixture(autouse=True)
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A temporary directory of the test's own, that is empty at its end."""
-    place = tmp_path / "temporary"
-    place.mkdir()
-    monkeypatch.setenv("TMPDIR", str(place))
-    monkeypatch.setattr(tempfile, "tempdir", str(place))
+def environment(temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the processes of a test know; they leave nothing in the temporary directory."""
     monkeypatch.setenv(grid.SIDE, "4")
     monkeypatch.setenv(grid.FOLDER, str(tmp_path / "systems"))
-    yield place
-    assert list(place.iterdir()) == []
 
 
 def run_until(step: int, kind: str, url: str, *, workers: int = 1, commit_every: int = 1) -> bool:

@@ -6,8 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -24,16 +22,10 @@ from tests.worlds.test_resumed import run_until
 
 
 @pytest.fixture(autouse=True)
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A temporary directory of the test's own, that is empty at its end."""
-    place = tmp_path / "temporary"
-    place.mkdir()
-    monkeypatch.setenv("TMPDIR", str(place))
-    monkeypatch.setattr(tempfile, "tempdir", str(place))
+def environment(temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the processes of a test know; they leave nothing in the temporary directory."""
     monkeypatch.setenv(grid.SIDE, "5")
     monkeypatch.setenv(crew.PLACE, str(tmp_path / "mark"))
-    yield place
-    assert list(place.iterdir()) == []
 
 
 def told(result: Exploration) -> dict[str, Any]:
@@ -87,6 +79,8 @@ def test_an_exploration_changes_between_one_and_two_workers(tmp_path: Path) -> N
                 workers=workers,
             )
             assert (part.steps, part.ended) == (steps, "max_steps")
+            # Nor has any worker tried more.
+            assert len(journal_of(store.find_session("a")).steps()) == steps
         rest = explored("memory", store=store, id="a", resume=True, workers=2)
         assert facts(rest) == whole
         again = explored("memory", store=store, id="a", resume=True)
@@ -139,6 +133,17 @@ def test_an_action_that_kills_its_process_is_tried_again_and_then_left_out() -> 
     assert not result.is_complete
     assert result.unused_actions == ["die"]
     assert len(result.graph.states) == 7
+
+
+def test_of_a_batch_only_what_kills_is_left_out(tmp_path: Path) -> None:
+    with holdfast.open(f"sqlite:///{tmp_path}/store.db") as store:
+        # Nothing of a batch is written before its end, until a process has died of it.
+        given: dict[str, Any] = {"store": store, "id": "a", "commit_every": 100}
+        result = explore(crew.make_world, [crew.grow, crew.die_of], workers=2, **given)
+    assert result.warnings == ["die_of was left out: 3 processes died of it"]
+    tried = [edge.step for edge in result.graph.transitions]
+    assert [step.arguments["of"] for step in tried if step.action == "die_of"].count(7) == 0
+    assert len(tried) == 6 + 19
 
 
 def test_a_limit_or_a_violation_ends_all_workers() -> None:
