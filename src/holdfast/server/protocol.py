@@ -44,8 +44,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         """End a client that answers no pings; a follower is told where to continue, like any other
         that does not read.
         """
-        extensions: Any = self.scope["extensions"]
-        place = extensions[PACKED].get("place")
+        extensions: dict[str, Any] = self.scope.get("extensions") or {}
+        place = extensions.get(PACKED, {}).get("place")
         if place is None or self.close_sent or self.transport.is_closing():
             super().keepalive_timeout()
             return

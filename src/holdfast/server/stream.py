@@ -41,6 +41,7 @@ class Follower(Protocol):
     @property
     def place(self) -> str:
         """The place after which the next change comes; "" if that is not known."""
+        ...
 
     async def begin(self) -> None:
         """Begin to follow; an error that prevents following is raised here."""
