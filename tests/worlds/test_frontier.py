@@ -25,6 +25,7 @@ from holdfast.errors import (
 )
 from holdfast.explorations import KeptState, KeptStep, Totals
 from holdfast.explorations.frontier import Batch, Frontier
+from holdfast.leases import default_holder
 from holdfast.worlds import clean, explore, shared, take_part
 from holdfast.worlds.journal import drive, frontier_of, journal_in
 from tests.work.fleet import wait_until
@@ -279,6 +280,37 @@ def test_clean_waits_for_workers_whose_starter_was_killed(
         assert store.sessions() == []
         assert journal_in(store, "grid") is None
     assert list(temporary.iterdir()) == [], "one call is enough"
+
+
+def test_clean_tells_workers_to_leave_and_waits_for_them(place: dict[str, Any]) -> None:
+    left: list[str] = []
+    with holdfast.open(**place) as store:
+        with drive(store, "grid") as session:
+            member = frontier_of(session).join(default_holder(), 600)
+
+        def leave() -> None:
+            wait_until(lambda: store.work.get(member.id).cancel_requested)
+            left.append(member.id)
+            member.complete()
+
+        thread = threading.Thread(target=leave)
+        thread.start()
+        cleaned = clean(grid.make_memory_world, store, "grid")
+        assert left == [member.id]
+        assert cleaned.problem is None
+        thread.join()
+
+
+def test_a_depth_limit_holds_when_one_process_continues_what_workers_began(
+    place: dict[str, Any],
+) -> None:
+    actions = [crew.grow, crew.shrink]
+    alone = facts(explore(crew.make_world, actions, max_depth=3))
+    with holdfast.open(**place) as store:
+        given: dict[str, Any] = {"store": store, "id": "a", "max_depth": 3}
+        together = explore(crew.make_world, actions, workers=2, **given)
+        assert facts(together) == alone
+        assert facts(explore(crew.make_world, actions, resume=True, **given)) == alone
 
 
 def test_a_killed_exploration_without_a_store_leaves_nothing(temporary: Path) -> None:
