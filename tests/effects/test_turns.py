@@ -289,7 +289,7 @@ REWOUND = [("turn", 0), ("save", 0), ("turn", 1), ("rewind", 1)]
 @example(Plan([TURN], [("turn", 0), ("save", 0), ("fork", 1)], 0, death=5))
 @example(Plan([TURN], [], 0, death=9, together=True))
 @example(Plan([[("mail", "v1"), ("charge", "v1"), ("mail", "v2")]], [], 0, death=12, together=True))
-@rules(25, derandomize=True)
+@rules(15, derandomize=True)
 def test_any_turn_killed_anywhere_and_run_again(trial: Trial, plan: Plan) -> None:
     trial.check(plan)
 
