@@ -175,10 +175,11 @@ def facts(result: Exploration) -> dict[str, Any]:
 
 
 def main(kind: str, url: str, workers: str, commit_every: str) -> None:
-    """Explore, or go on with it, and say after each step how many there were."""
+    """Explore, or go on with it; after each step say how many there were, and wait for a line."""
 
     def say(now: Progress) -> None:
         print(now.steps, flush=True)
+        sys.stdin.readline()
 
     with holdfast.open(url) as store:
         explored(

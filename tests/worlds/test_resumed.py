@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -50,20 +51,31 @@ def environment(temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv(grid.FOLDER, str(tmp_path / "systems"))
 
 
+def each_step(process: subprocess.Popen[str]) -> Iterator[int]:
+    """Give the steps that a process says; it goes on to the next when this does."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    for line in process.stdout:
+        yield int(line)
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write("\n")
+            process.stdin.flush()
+
+
 def run_until(step: int, kind: str, url: str, *, workers: int = 1, commit_every: int = 1) -> bool:
     """Explore in a process of its own and kill it after a step; say whether it had ended."""
     command = [sys.executable, "-m", "tests.worlds.grid", kind, url, str(workers)]
     with subprocess.Popen(
         [*command, str(commit_every)],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONWARNINGS": "default"},
     ) as process:
-        assert process.stdout is not None
         assert process.stderr is not None
-        for line in process.stdout:
-            if int(line) >= step:
+        for said in each_step(process):
+            if said >= step:
                 process.send_signal(signal.SIGKILL)
                 break
         process.wait(180)

@@ -18,7 +18,7 @@ from holdfast.worlds import Exploration, action, explore, shared
 from holdfast.worlds.journal import journal_of
 from tests.worlds import crew, grid
 from tests.worlds.grid import ACTIONS, INVARIANTS, explored, facts, make_memory_world
-from tests.worlds.test_resumed import run_until
+from tests.worlds.test_resumed import each_step, run_until
 
 
 @pytest.fixture(autouse=True)
@@ -113,9 +113,10 @@ def test_workers_that_are_killed_are_replaced(
     whole = facts(explored("memory"))
     random, kills = Random(3), 0
     command = [sys.executable, "-m", "tests.worlds.grid", "memory", url, "2", "1"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        for number, _ in enumerate(process.stdout):
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        for number, _ in enumerate(each_step(process)):
             children = workers_of(process.pid)
             if number % 90 == 89 and children:
                 kills += 1
