@@ -29,7 +29,7 @@ LIMITS = {
     "call": (114, 20, 16),
     "claim": (40, 11, 12),
     "complete": (41, 10, 11),
-    "increment": (77, 16, 16),
+    "increment": (77, 17, 16),
 }
 
 

@@ -105,6 +105,7 @@ class SessionPart(Handle[C]):
     def __init__(self, session: SessionHandle[C]) -> None:
         super().__init__(session.runtime)
         self._session = session
+        self.root_id = session.root_id
 
     def _to_wire(self) -> tuple[Any, ...]:
         """Return the session."""

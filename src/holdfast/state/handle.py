@@ -20,7 +20,7 @@ from ..kernel.flow import Flow, Stream, Wait, flow, invoke, perform, served, str
 from ..kernel.operation import C, Op, large_query, operation, query, rows
 from ..kernel.signals import TREE_TOPIC
 from ..records import SessionRef
-from ..sessions import SessionHandle, SessionPart
+from ..sessions import SessionPart
 from ..sessions.rows import require_root
 from ..wire import travels
 from . import read
@@ -67,10 +67,6 @@ class State(SessionPart[C]):
     Every mutation is durable when its call returns: one event with the next sequence, and a new
     version of each key that it changed. Versions of a key never repeat.
     """
-
-    def __init__(self, session: SessionHandle[C]) -> None:
-        super().__init__(session)
-        self.root_id = session.root_id
 
     def __repr__(self) -> str:
         return f"<State of {self.root_id}>"
