@@ -98,7 +98,8 @@ def test_what_does_not_fit_names_the_place(small: Served, content: bytes) -> Non
             b'{"value": ' + b'{"a":' * 15_000 + b"1" + b"}" * 15_000 + b"}",
             (422, "invalid_request"),
         ),
-        (b'{"value": ' + b"9" * 90_000 + b"}", (413, "too_large")),
+        (b'{"value": ' + b"9" * 90_000 + b"}", (422, "invalid_request")),
+        (b'{"value": ' + b"9" * 4_097 + b"}", (422, "invalid_request")),
         (b'{"value": [' + b"[" * 64 + b"]" * 64 + b"]}", (422, "invalid_request")),
     ],
 )
@@ -106,6 +107,88 @@ def test_bombs_are_refused(small: Served, bomb: bytes, expected: tuple[int, str]
     assert error(put(small, bomb)) == expected
     nested = b'{"value": ' + b"[" * 60 + b"]" * 60 + b"}"
     assert put(small, nested).status_code == 200
+
+
+SHAPE = ServerLimits(json_nodes=40, json_keys=6, json_string_bytes=30)
+# What a body may have at most, and the same with one more; the body itself has two values more.
+SHAPES = {
+    "json_nodes": [
+        (b"[" + b",".join([part] * 38) + b"]", b"[" + b",".join([part] * 39) + b"]")
+        for part in (b"1", b"[]", b"{ }", b"[ \r\n\t]", b'"[,{"', b'"\\",["', b'"\\\\"', b" null ")
+    ]
+    + [
+        (b"[" * 38 + b"1" + b"]" * 38, b"[" * 39 + b"1" + b"]" * 39),
+        (
+            b'[{"a": 1, "b": [1, 2]}' + b', ""' * 33 + b"]",
+            b'[{"a": 1, "b": [1, 2]}' + b', ""' * 34 + b"]",
+        ),
+    ],
+    "json_keys": [
+        (b'{"":1' + b"".join(b',"%d":1' % n for n in range(5)) + b"}",
+         b'{"":1' + b"".join(b',"%d":1' % n for n in range(6)) + b"}"),
+        (b'[1, {"a": {"1":1,"2":2,"3":3,"4":4,"5":5,"6":6}}]',
+         b'[1, {"a": {"1":1,"2":2,"3":3,"4":4,"5":5,"6":6,"7":7}}]'),
+    ],
+    "json_string_bytes": [
+        (b'"' + b"x" * 30 + b'"', b'"' + b"x" * 31 + b'"'),
+        (b'"' + "é".encode() * 15 + b'"', b'"' + "é".encode() * 15 + b'x"'),
+        (b'["a", {"b": "' + b"\\u0041" * 30 + b'"}]', b'["a", {"b": "' + b"\\u0041" * 31 + b'"}]'),
+        (b'{"' + b"k" * 30 + b'": 1}', b'{"' + b"k" * 31 + b'": 1}'),
+    ],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def shaped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    url = f"sqlite:///{tmp_path_factory.mktemp('shapes')}/store.db"
+    with serving(Options(limits=SHAPE), url=url) as served:
+        served.runner.run(served._make("one", None))
+        yield served
+
+
+@pytest.mark.parametrize(
+    ("name", "most", "more"), [(name, *each) for name, pairs in SHAPES.items() for each in pairs]
+)
+def test_json_of_a_body_has_limits(shaped: Served, name: str, most: bytes, more: bytes) -> None:
+    taken = put(shaped, b'{"value": ' + most + b"}")
+    assert taken.status_code == 200, taken.text
+    refused = put(shaped, b'{"value": ' + more + b"}")
+    assert error(refused) == (422, "invalid_request")
+    assert name in refused.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("start", "rest", "expected"),
+    [
+        (b"[", b"[],", (422, "invalid_request")),
+        (b'""', b'""', (422, "invalid_request")),
+        (b'["', b'\\"', (400, "malformed")),
+    ],
+)
+def test_json_without_end_is_refused_before_it_is_parsed(
+    shaped: Served, start: bytes, rest: bytes, expected: tuple[int, str]
+) -> None:
+    """Parsed, the first two would be malformed; the third is one string, which is read once."""
+    most = SHAPE.body_bytes - len(start)
+    assert error(put(shaped, start + rest * (most // len(rest)))) == expected
+
+
+def test_mcp_takes_no_more_than_rest(shaped: Served) -> None:
+    headers = {"x-agent-session-id": "one", "accept": "application/json, text/event-stream"}
+
+    def sent(text: bytes) -> Any:
+        body = b'{"jsonrpc": "2.0", "id": 1, "method": "ping", "params": %b}' % text
+        media = {"content-type": "application/json"}
+        return shaped.post("/mcp", content=body, headers=headers | media)
+
+    for name, text in (
+        ("json_nodes", b'{"a": [%b]}' % b",".join([b"1"] * 40)),
+        ("json_keys", b"{%b}" % b",".join(b'"%d": 1' % n for n in range(7))),
+        ("json_string_bytes", b'{"a": "%b"}' % (b"x" * 31)),
+    ):
+        refused = sent(text)
+        assert error(refused) == (422, "invalid_request")
+        assert name in refused.json()["detail"]
 
 
 def test_values_keep_their_types(small: Served) -> None:

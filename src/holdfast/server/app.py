@@ -124,11 +124,11 @@ class Api:
             raise Refusal("invalid_request", "this route does not accept an Idempotency-Key")
         if endpoint.body is not None:
             wanted = bodies.body_type(endpoint, call.headers)
-            most = self.context.options.limits.body_bytes
-            call.raw_body = await bodies.read_body(receive, call.headers, most)
+            shape = self.context.options.limits
+            call.raw_body = await bodies.read_body(receive, call.headers, shape.body_bytes)
             if endpoint.body is not bytes:
                 limits = self.context.store.runtime.codec.limits
-                parse = partial(bodies.parse_body, call.raw_body, wanted, limits)
+                parse = partial(bodies.parse_body, call.raw_body, wanted, limits, shape)
                 is_large = len(call.raw_body) > LARGE_BYTES
                 call.body = await asyncio.to_thread(parse) if is_large else parse()
         answer: Reply

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Final
 from urllib.parse import parse_qsl
 
 from ..answers.conversion import converted
 from ..answers.problems import Refusal
 from ..codec import Limits, from_json
-from ..errors import InvalidValue
+from ..errors import InvalidValue, LimitExceeded
 from .endpoints import Endpoint
 from .messages import Headers
+from .options import ServerLimits
 
 # A value is nested a few levels deep in the body of a request.
 DEPTH_AROUND = 4
 FIELDS_MAX = 100
+# Strings, and what precedes each value but the first: a comma, or an opening bracket that is not
+# closed at once. A string that does not end takes all the rest, so that the scan is linear.
+_TOKENS: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|(,|[\[{](?![ \t\r\n]*+[\]}]))', re.DOTALL)
 
 
 def require_one_length(headers: Headers) -> None:
@@ -72,7 +77,7 @@ def body_type(endpoint: Endpoint, headers: Headers) -> Any:
     raise Refusal("unsupported_media_type", detail, headers=accepted)
 
 
-def parse_body(raw: bytes, wanted: Any, limits: Limits) -> Any:
+def parse_body(raw: bytes, wanted: Any, limits: Limits, shape: ServerLimits) -> Any:
     """Return the body of a request as the type that a route takes."""
     # The size was checked already; a number may take more bytes in the store than in the text.
     most = 9 * len(raw) + 1
@@ -82,11 +87,53 @@ def parse_body(raw: bytes, wanted: Any, limits: Limits) -> Any:
         depth=min(limits.depth + DEPTH_AROUND, 256),
         digits=limits.digits,
     )
+    require_few_nodes(raw, shape)
     try:
         value = from_json(raw, around, name="body")
     except InvalidValue as error:
         raise Refusal("malformed", str(error)) from None
+    except LimitExceeded as error:
+        raise Refusal("invalid_request", str(error), pointer=error.fields.get("path")) from None
+    require_shape(value, len(raw), shape)
     return converted(value, wanted)
+
+
+def require_few_nodes(raw: bytes, shape: ServerLimits) -> None:
+    """Refuse JSON of too many values before it is parsed, which takes far longer than counting."""
+    most = shape.json_nodes
+    if len(raw) <= 2 * most:
+        return
+    nodes = 1
+    for count, token in enumerate(_TOKENS.finditer(raw)):
+        nodes += token.lastindex is not None
+        # JSON has at most two strings for each value.
+        if nodes > most or count > 3 * most:
+            raise _unfit(f"more than {most:,} values", "json_nodes")
+
+
+def require_shape(value: Any, size: int, shape: ServerLimits) -> None:
+    """Refuse parsed JSON with a string or an object that is too large; `size` is its length."""
+    # No key with its value takes fewer than 5 bytes.
+    if size <= min(shape.json_string_bytes, 5 * shape.json_keys):
+        return
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if type(each) is str:
+            if len(each.encode(errors="replace")) > shape.json_string_bytes:
+                most = f"{shape.json_string_bytes:,}"
+                raise _unfit(f"a string of more than {most} bytes", "json_string_bytes")
+        elif type(each) is dict:
+            if len(each) > shape.json_keys:
+                raise _unfit(f"an object of more than {shape.json_keys:,} keys", "json_keys")
+            waiting += each
+            waiting += each.values()
+        elif type(each) is list:
+            waiting += each
+
+
+def _unfit(what: str, limit: str) -> Refusal:
+    return Refusal("invalid_request", f"the body has {what} (--limit {limit})", pointer="")
 
 
 def parse_query(raw: bytes, wanted: Any) -> Any:

@@ -8,6 +8,7 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..answers.problems import Refusal
@@ -16,8 +17,11 @@ from ..kernel.operation import Async
 from ..mcp.caller import Claim, Permission
 from ..session import Session
 from ..store import AsyncStore
+from .bodies import require_few_nodes, require_shape
+from .calls import LARGE_BYTES
 from .channels import TICK_SECONDS
 from .messages import Call
+from .options import ServerLimits
 
 if TYPE_CHECKING:
     from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
@@ -133,13 +137,15 @@ class McpMount:
 
     async def relayed(self, call: Call) -> Relayed:
         """Return the response to a request."""
+        read = partial(_method, call.raw_body, self._context.options.limits)
+        is_large = len(call.raw_body) > LARGE_BYTES
+        method = await asyncio.to_thread(read) if is_large else read()
         manager = await self._manager()
 
         async def serve(scope: Message, receive: Receive, send: Send) -> None:
             await manager.handle_request({**scope, CALL: call}, receive, send)
 
-        is_followed = _method(call.raw_body) == LISTEN
-        return Relayed(serve, call.raw_body, is_followed)
+        return Relayed(serve, call.raw_body, method == LISTEN)
 
     def stop(self) -> None:
         """End all `subscriptions/listen` requests."""
@@ -201,10 +207,12 @@ async def _reach_of(request: Any) -> TokenReach:
     return TokenReach(request.request.scope[CALL])
 
 
-def _method(body: bytes) -> str:
+def _method(body: bytes, limits: ServerLimits) -> str:
     """Return the method of a JSON-RPC request, or "" for a body that the SDK will reject."""
+    require_few_nodes(body, limits)
     try:
         request = json.loads(body)
     except (ValueError, RecursionError):
         return ""
+    require_shape(request, len(body), limits)
     return str(request.get("method")) if isinstance(request, dict) else ""

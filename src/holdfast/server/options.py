@@ -25,6 +25,12 @@ class ServerLimits:
 
     body_bytes: int = 4_194_304
     header_bytes: int = 16_384
+    json_nodes: int = 100_000
+    """How many values the JSON of a request may contain, nested ones included."""
+    json_keys: int = 10_000
+    """How many keys an object in the JSON of a request may have."""
+    json_string_bytes: int = 1_048_576
+    """How many bytes of UTF-8 a string or a key in the JSON of a request may have."""
     page: int = 1_000
     backlog_events: int = 1_000
     backlog_bytes: int = 16_777_216
