@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import holdfast
+from holdfast.peers.asks import require_asks
 from holdfast.testing.subject import Subject, done, raises
 from tests.checkpoints.colours import sql
 from tests.conftest import InColour
@@ -190,6 +191,11 @@ def test_asks_of_a_pause_that_cannot_be_made_are_refused_before_anything_is_writ
         ]
         for asks in wrong:
             await raises(holdfast.InvalidArgument, partial(session.pause, asks=asks))
+        many = [holdfast.Ask("a")] * 10_001
+        for asking in (session.pause, partial(session.answers, grace_seconds=0)):
+            too_many = await raises(holdfast.LimitExceeded, partial(asking, asks=many))
+            assert too_many.fields == {"limit": 10_000, "actual": 10_001}
+        assert len(require_asks(many[1:])) == 10_000
         bad = [holdfast.Ask("a", {1, 2})]
         await raises(holdfast.InvalidValue, lambda: session.pause(asks=bad))
         assert await done(session.asks()) == []

@@ -374,6 +374,30 @@ def test_clients_that_do_not_finish_a_request_are_given_up(server: Live, sent: b
     assert server.client.get("/limits").status_code == 200
 
 
+def test_headers_have_a_deadline_of_their_own(tmp_path: Path) -> None:
+    options = Options(limits=ServerLimits(head_seconds=3, request_seconds=600))
+    with live(options, url=f"sqlite:///{tmp_path}/store.db") as server, ExitStack() as opened:
+        head = f"Host: localhost\r\nAuthorization: Bearer {server.secret}\r\n".encode()
+        length = b"Content-Length: 2\r\nConnection: close\r\n\r\n"
+        shaking = b"GET /feed HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n" + head
+        idle, kept, unfinished, *slow = (opened.enter_context(server.raw()) for _ in range(20))
+        for each in slow:
+            # Sent in two parts, most of these heads are received in two.
+            each.sendall(b"POST /sessions HTTP/1.1\r\n")
+            each.sendall(head + length + b"{")
+        kept.sendall(b"GET /limits HTTP/1.1\r\n" + head + b"\r\n")
+        kept.sendall(shaking)
+        unfinished.sendall(shaking)
+        assert is_closed(unfinished)
+        assert is_closed(kept)
+        # A slow body and a connection that was not used yet have longer.
+        for each in slow:
+            each.sendall(b"}")
+            assert received(each).startswith(b"HTTP/1.1 201 ")
+        idle.sendall(b"GET /limits HTTP/1.1\r\n" + head + b"Connection: close\r\n\r\n")
+        assert received(idle).startswith(b"HTTP/1.1 200 ")
+
+
 def test_a_websocket_lasts_longer_than_a_request_may_take(server: Live) -> None:
     with server.socket("/sessions/one/state/stream") as watching, server.raw() as later:
         assert is_closed(later)

@@ -18,7 +18,7 @@ from ..arguments import require_new_id, require_seconds, require_text, shown
 from ..clock import random_id
 from ..codec import digest
 from ..dataclass import dataclass
-from ..errors import AskNotFound, InvalidArgument, RequestMismatch, SessionWaiting
+from ..errors import AskNotFound, InvalidArgument, LimitExceeded, RequestMismatch, SessionWaiting
 from ..feed import create_tree, emit
 from ..kernel.flow import refuse_steps
 from ..kernel.operation import (
@@ -55,6 +55,7 @@ Timeout: TypeAlias = float | Literal["never"]
 # The id of its work item is a little longer.
 ID_CHARACTERS_MAX = 200
 AGENT_CHARACTERS_MAX = 200
+ASKS_MAX = 10_000
 ASK_SECONDS = 300.0
 ASK_SECONDS_MAX = 366 * 24 * 3600
 # The work item that delivers a request, and the one that resumes a session.
@@ -234,6 +235,12 @@ def require_asks(asks: object) -> list[Ask]:
     """Return calls as a list, after checking their types and ids."""
     if not isinstance(asks, list | tuple):
         raise InvalidArgument(f"asks must be a list of Ask, not {type(asks).__name__}")
+    if len(asks) > ASKS_MAX:
+        raise LimitExceeded(
+            f"one commit takes at most {ASKS_MAX:,} asks, not {len(asks):,}",
+            limit=ASKS_MAX,
+            actual=len(asks),
+        )
     for ask in asks:
         if not isinstance(ask, Ask):
             raise InvalidArgument(f"asks must be a list of Ask, not of {type(ask).__name__}")

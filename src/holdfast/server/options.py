@@ -43,6 +43,9 @@ class ServerLimits:
     connections: int = 4_000
     ping_seconds: float = 20.0
     """The interval of pings on a WebSocket, and how long the client may take to respond."""
+    head_seconds: float = 5.0
+    """How long a client that has begun a request may take to send its headers; the handshake of a
+    WebSocket consists of these."""
     request_seconds: float = 30.0
     """How long a client may take to send a request."""
     wait_seconds: float = 60.0

@@ -14,6 +14,7 @@ from websockets.http11 import Request
 from ..answers.problems import Refusal
 from .channels import Lagging
 from .frames import PACKED
+from .options import ServerLimits
 from .problems import answer_of
 from .stream import closing
 
@@ -96,11 +97,13 @@ def _close_with(refusal: Refusal, transport: asyncio.Transport) -> None:
 
 
 class LimitedProtocol(H11Protocol):
-    """A connection with a deadline for sending a whole request."""
+    """A connection with deadlines for sending the head of a request, and all of it."""
 
+    head_seconds: ClassVar[float]
     request_seconds: ClassVar[float]
     connections_max: ClassVar[int]
     _deadline: asyncio.TimerHandle | None = None
+    _head_deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin, unless there are too many connections."""
@@ -113,8 +116,19 @@ class LimitedProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """Receive data from the client."""
         super().data_received(data)
+        self._set_deadlines()
+
+    def on_response_complete(self) -> None:
+        """Continue with what the client has already sent of the next request."""
+        super().on_response_complete()
+        if not self.transport.is_closing():
+            self._set_deadlines()
+
+    def _set_deadlines(self) -> None:
         their_state = self.conn.their_state
         has_begun = their_state is h11.IDLE and bool(self.conn.trailing_data[0])
+        # The handshake of a WebSocket is nothing but a head.
+        self._await_head(has_begun=has_begun)
         # For h11, a request that was upgraded to a WebSocket never ends.
         if their_state is h11.SEND_BODY or has_begun:
             self._wait()
@@ -131,6 +145,7 @@ class LimitedProtocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Clean up."""
+        self._await_head(has_begun=False)
         self._stop_waiting()
         super().connection_lost(exc)
 
@@ -143,6 +158,13 @@ class LimitedProtocol(H11Protocol):
             self._deadline.cancel()
             self._deadline = None
 
+    def _await_head(self, *, has_begun: bool) -> None:
+        if not has_begun and self._head_deadline is not None:
+            self._head_deadline.cancel()
+            self._head_deadline = None
+        elif has_begun and self._head_deadline is None:
+            self._head_deadline = self.loop.call_later(self.head_seconds, self.transport.abort)
+
     def _give_up(self) -> None:
         self._deadline = None
         # The same deadline applies to the handshake of a WebSocket, and to nothing after it.
@@ -151,7 +173,11 @@ class LimitedProtocol(H11Protocol):
             self.transport.abort()
 
 
-def limited(request_seconds: float, connections: int) -> type[H11Protocol]:
+def limited(limits: ServerLimits) -> type[H11Protocol]:
     """Return a protocol that drops clients that do not send a whole request in time."""
-    given = {"request_seconds": request_seconds, "connections_max": connections}
+    given = {
+        "head_seconds": limits.head_seconds,
+        "request_seconds": limits.request_seconds,
+        "connections_max": limits.connections,
+    }
     return type("LimitedProtocol", (LimitedProtocol,), given)

@@ -200,7 +200,7 @@ class Serving:
         limits = self.options.limits
         config = uvicorn.Config(
             application,
-            http=limited(limits.request_seconds, limits.connections),
+            http=limited(limits),
             ws=WebSocketProtocol,
             ws_max_size=limits.frame_bytes,
             ws_ping_interval=limits.ping_seconds,
