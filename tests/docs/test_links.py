@@ -23,7 +23,7 @@ def anchors_in(page: Path) -> set[str]:
     return {anchor_of(heading) for heading in HEADING.findall(without_blocks(page.read_text()))}
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=name_of)
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"], ids=name_of)
 def test_every_link_of_a_page_leads_to_a_file_and_a_heading(page: Path) -> None:
     broken = []
     for link in LINK.findall(without_blocks(page.read_text())):
@@ -34,3 +34,9 @@ def test_every_link_of_a_page_leads_to_a_file_and_a_heading(page: Path) -> None:
         if not target.exists() or (anchor and anchor not in anchors_in(target)):
             broken.append(link)
     assert not broken, f"{name_of(page)} has links that lead nowhere: {broken}"
+
+
+def test_the_tests_that_the_security_page_names_exist() -> None:
+    named = re.findall(r"`(tests/[^`]+)`", (ROOT / "SECURITY.md").read_text())
+    assert named
+    assert [path for path in named if not (ROOT / path).is_file()] == []

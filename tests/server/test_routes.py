@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from typing import Any
 
@@ -199,6 +200,27 @@ def test_spend_is_summed(shared: Served) -> None:
 async def conflicts(shared: Served, id: str) -> Any:
     session: Any = await shared.store.find_session(id)
     return await session.state.conflicts()
+
+
+def test_repetitions_during_the_request_wait_for_its_response(shared: Served) -> None:
+    root = started(shared)
+    path = f"/sessions/{root}/state/keys/at_once"
+    headers = shared.bearer | {"idempotency-key": "at once"}
+
+    async def together() -> list[httpx.Response]:
+        body = {"operation": "increment"}
+        sent = [
+            shared.client.post(f"{path}/ops", json=body, headers=headers, timeout=120)
+            for _ in range(10)
+        ]
+        return await asyncio.gather(*sent)
+
+    answers = shared.runner.run(together())
+    assert {each.status_code for each in answers} == {200}
+    assert len({each.content for each in answers}) == 1
+    replayed = [each.headers.get("idempotency-replayed") for each in answers]
+    assert sorted(replayed, key=str) == [None, *["true"] * 9]
+    assert shared.get(path).json()["value"] == 1
 
 
 def test_a_repeated_request_is_answered_and_not_repeated(shared: Served) -> None:
