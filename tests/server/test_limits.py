@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import time
@@ -12,10 +13,13 @@ from typing import Any
 
 import httpx
 import pytest
+import uvicorn
+from uvicorn.server import ServerState
 from websockets.exceptions import ConnectionClosed
 
 import holdfast
 from holdfast.server.options import Options, ServerLimits
+from holdfast.server.protocol import limited
 from tests.server.live import Live, live
 from tests.server.serving import Served, error, serving
 
@@ -375,27 +379,64 @@ def test_clients_that_do_not_finish_a_request_are_given_up(server: Live, sent: b
 
 
 def test_headers_have_a_deadline_of_their_own(tmp_path: Path) -> None:
-    options = Options(limits=ServerLimits(head_seconds=3, request_seconds=600))
+    options = Options(limits=ServerLimits(head_seconds=1, request_seconds=600))
     with live(options, url=f"sqlite:///{tmp_path}/store.db") as server, ExitStack() as opened:
         head = f"Host: localhost\r\nAuthorization: Bearer {server.secret}\r\n".encode()
         length = b"Content-Length: 2\r\nConnection: close\r\n\r\n"
         shaking = b"GET /feed HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n" + head
-        idle, kept, unfinished, *slow = (opened.enter_context(server.raw()) for _ in range(20))
-        for each in slow:
-            # Sent in two parts, most of these heads are received in two.
-            each.sendall(b"POST /sessions HTTP/1.1\r\n")
-            each.sendall(head + length + b"{")
+        idle, kept, unfinished, slow = (opened.enter_context(server.raw()) for _ in range(4))
+        slow.sendall(b"POST /sessions HTTP/1.1\r\n" + head + length + b"{")
         kept.sendall(b"GET /limits HTTP/1.1\r\n" + head + b"\r\n")
         kept.sendall(shaking)
         unfinished.sendall(shaking)
         assert is_closed(unfinished)
         assert is_closed(kept)
         # A slow body and a connection that was not used yet have longer.
-        for each in slow:
-            each.sendall(b"}")
-            assert received(each).startswith(b"HTTP/1.1 201 ")
+        slow.sendall(b"}")
+        assert received(slow).startswith(b"HTTP/1.1 201 ")
         idle.sendall(b"GET /limits HTTP/1.1\r\n" + head + b"Connection: close\r\n\r\n")
         assert received(idle).startswith(b"HTTP/1.1 200 ")
+
+
+class Pipe(asyncio.Transport):
+    """A connection of which only its end matters."""
+
+    is_aborted = False
+
+    def is_closing(self) -> bool:
+        return self.is_aborted
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+    def close(self) -> None:
+        """Nothing is left to send."""
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return default
+
+
+@pytest.mark.parametrize("is_complete", [True, False])
+def test_headers_that_arrive_in_parts_stop_their_deadline(is_complete: bool) -> None:
+    async def never(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.Event().wait()
+
+    async def case() -> bool:
+        config = uvicorn.Config(never, lifespan="off", log_config=None)
+        config.load()
+        kind = limited(ServerLimits(head_seconds=0, request_seconds=600))
+        protocol, pipe = kind(config, ServerState(), {}), Pipe()
+        protocol.connection_made(pipe)
+        protocol.data_received(b"POST / HTTP/1.1\r\nHost: localhost\r\n")
+        if is_complete:
+            protocol.data_received(b"Content-Length: 2\r\n\r\n{")
+        for _ in range(10):
+            await asyncio.sleep(0)
+        is_aborted = pipe.is_aborted
+        protocol.connection_lost(None)
+        return is_aborted
+
+    assert asyncio.run(case()) is not is_complete
 
 
 def test_a_websocket_lasts_longer_than_a_request_may_take(server: Live) -> None:
