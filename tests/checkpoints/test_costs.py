@@ -28,7 +28,7 @@ STATEMENTS = {
     "Session.lease": 2,
     "Session.renew": 1,
     "Session.release": 1,
-    "Session.end": 8,
+    "Session.end": 7,
 }
 # On PostgreSQL the event is part of the statement that decides.
 DECIDED = {"CheckpointOps.save": 3, "CheckpointOps.append": 4, "CheckpointOps.record": 3}

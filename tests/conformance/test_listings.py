@@ -24,7 +24,13 @@ from benchmarks.bulk import BIG, RARE, session_id
 from holdfast.access import AccessNoun
 from holdfast.checkpoints.keys import ITEMS, VERSIONS
 from holdfast.effects.noun import UNREACHABLE, Pruning
-from holdfast.explorations.rows import LIST_EDGES, LIST_FINDINGS, Explorations
+from holdfast.explorations.rows import (
+    LIST_EDGES,
+    LIST_FINDINGS,
+    LIST_STATES,
+    LIST_STEPS,
+    Explorations,
+)
 from holdfast.kernel.commit_settlement import FORGET_OLDEST_WRITERS, WRITERS_LOOKED_AT
 from holdfast.kernel.nouns import Noun, Retention
 from holdfast.kernel.operation import Op, one, rows
@@ -152,7 +158,12 @@ LISTINGS: dict[str, Listing] = {
     "explorations, the newest": lambda tx, _: explorations(tx, "newest"),
     "explorations, the oldest": lambda tx, _: explorations(tx, "list"),
     "steps that found something": lambda *_: rows(LIST_FINDINGS, session=1, limit=10),
-    "steps of an exploration": lambda *_: rows(LIST_EDGES, session=1, limit=10),
+    **{
+        f"{what} of an exploration": functools.partial(
+            lambda text, *_: rows(text, session=1, after=0, limit=10), text
+        )
+        for what, text in (("states", LIST_STATES), ("steps", LIST_STEPS), ("edges", LIST_EDGES))
+    },
     "pauses(state=)": lambda tx, _: tx.pauses(state="ready"),
     "pauses(agent=)": lambda tx, _: tx.pauses(agent=RARE),
     "pauses(root=)": lambda tx, _: tx.pauses(root=session_id(77)),

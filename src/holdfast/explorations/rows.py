@@ -80,24 +80,23 @@ INSERT INTO hf_world_steps (session_number, from_id, candidate, to_id, has_findi
 VALUES (:number, :from_id, :candidate, CAST(:to_id AS TEXT), :has_findings, :body)
 ON CONFLICT (session_number, from_id, candidate) DO NOTHING
 """
-LIST_STATES = """
-SELECT number, id, body FROM hf_world_states
-WHERE session_number = :session AND number > :after ORDER BY number LIMIT :limit
-"""
+# Written so that PostgreSQL does not walk along the primary key, past the rows of other sessions.
+AFTER = """(session_number, number) > (:session, :after) AND session_number <= :session
+ORDER BY session_number, number LIMIT :limit"""
+LIST_STATES = f"""
+SELECT number, id, body FROM hf_world_states WHERE {AFTER}
+"""  # noqa: S608
 GIVEN_STATES = f"""
 SELECT number, id, body FROM hf_world_states
 WHERE session_number = :session AND id IN {given_keys("ids")}
 """  # noqa: S608
 SELECT_STEPS = """
 SELECT number, from_id, candidate, to_id, has_findings, body FROM hf_world_steps
-WHERE session_number = :session
 """
-LIST_STEPS = f"{SELECT_STEPS} AND number > :after ORDER BY number LIMIT :limit"
-LIST_FINDINGS = f"{SELECT_STEPS} AND has_findings = 1 ORDER BY number LIMIT :limit"
-LIST_EDGES = """
-SELECT number, from_id, candidate, to_id FROM hf_world_steps
-WHERE session_number = :session AND number > :after ORDER BY number LIMIT :limit
-"""
+LIST_STEPS = f"{SELECT_STEPS} WHERE {AFTER}"
+LIST_FINDINGS = f"""{SELECT_STEPS} WHERE session_number = :session AND has_findings = 1
+ORDER BY number LIMIT :limit"""
+LIST_EDGES = f"SELECT number, from_id, candidate, to_id FROM hf_world_steps WHERE {AFTER}"  # noqa: S608
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -91,8 +91,6 @@ class Transactions:
             # The plan of a prepared statement is made while a new table is nearly empty, and kept
             # until the table is analyzed. Every row that a write looks for has an index.
             "enable_seqscan": "off",
-            # Otherwise every connection plans the first five executions of each statement.
-            "plan_cache_mode": "force_generic_plan",
         }
         # The mark also makes the settings, which saves a statement in every transaction.
         made = ", ".join(
