@@ -72,6 +72,31 @@ def test_a_violation_is_shown_with_its_path_and_decides_the_exit_code(shop: str,
     assert "2 violations" in found.stdout
     data = json.loads(run(f"{shop}:make_world", "--json", "--stop", "--strategy=dfs").stdout)
     assert (data["ended"], len(data["violations"])) == ("stop_on_violation", 1)
+    assert "\n1 violation\n" in run(f"{shop}:make_world", "--stop").stdout
+
+
+@pytest.mark.parametrize(
+    ("before", "exit_at", "said"),
+    [
+        ("    return World(", "    raise SystemExit(0)\n", "failed: SystemExit: 0"),
+        ("number = 7", "raise SystemExit(0)\n", "cannot be loaded: SystemExit: 0"),
+    ],
+)
+def test_a_module_that_exits_has_not_passed(
+    shop: str, run: Run, before: str, exit_at: str, said: str
+) -> None:
+    file = Path(f"{shop}.py")
+    file.write_text(file.read_text().replace(before, exit_at + before))
+    found = run(f"{shop}:make_world")
+    assert found.returncode == 2
+    assert said in found.stderr
+
+
+def test_a_report_is_not_written_over_a_directory(shop: str, run: Run) -> None:
+    Path("r.json").mkdir()
+    found = run(f"{shop}:make_world", "--report=r.json", "--id=x")
+    assert (found.returncode, "'r.json' is a directory" in found.stderr) == (2, True)
+    assert not Path("holdfast.db").exists()
 
 
 def test_without_a_violation_it_ends_well(shop: str, run: Run) -> None:
@@ -216,6 +241,10 @@ def test_only_what_is_running_can_be_joined(shop: str, run: Run, tmp_path: Path)
         (["--join"], 4, "is not running: --resume continues it"),
         (["--join", "--resume"], 2, "--join takes part in what is running"),
         (["--join", "--clean"], 2, "--join takes part in what is running"),
+        (["--join", "--workers=2"], 2, "--join adds one worker"),
+        (["--join", "--report=r.json"], 2, "--join adds one worker"),
+        (["--join", "--tests=."], 2, "--join adds one worker"),
+        (["--id="], 2, "--id must be text of 1 to 256"),
     ):
         found = run(world, url, *options)
         assert (found.returncode, said in found.stderr) == (code, True), found.stderr

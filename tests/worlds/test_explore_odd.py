@@ -53,6 +53,26 @@ def test_what_cannot_be_shown_does_not_end_an_exploration(tmp_path: Path) -> Non
         assert kept.ended == "complete"
 
 
+def test_foreign_code_that_exits_does_not_end_an_exploration() -> None:
+    def exits(world: World) -> bool:
+        raise SystemExit(0)
+
+    @action(limit=1)
+    def leaves(world: World) -> None:
+        raise SystemExit(3)
+
+    @action(limit=1, expects=SystemExit)
+    def helps(world: World) -> None:
+        raise SystemExit
+
+    actions = [leaves, helps, action(name="impossible", requires=exits)(print)]
+    result = explore(make_world, actions, [invariant(name="exits")(exits)])
+    kinds = {violation.invariant: violation.message for violation in result.violations}
+    assert kinds == {"leaves raises SystemExit": "3", "exits": "SystemExit: 0"}
+    assert result.warnings == ["the precondition of impossible raised SystemExit: 0"]
+    assert result.steps == 4
+
+
 def test_an_interrupt_while_paths_are_shortened_keeps_what_was_found() -> None:
     system = MemorySystem({"n": 0})
     world, runs = World({"n": system}), 0

@@ -336,6 +336,6 @@ def imported(name: str) -> Any:
     return pkgutil.resolve_name(name)
 
 
-def cause(error: Exception) -> str:
+def cause(error: BaseException) -> str:
     """Return the type and message of an error in user code."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -21,7 +21,7 @@ from .command import Answer, Namespace, Url, argument, cause, flag, imported, op
 from .output import progress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from ..worlds import Action, Exploration, Invariant, World
 
@@ -97,30 +97,32 @@ def explore(
     """
     from ..worlds import explore as run
     from ..worlds.journal import require_known
-    from ..worlds.reports import report_file
 
     if clean and resume:
         raise InvalidArgument("--clean removes what --resume would continue; give one of them")
     if join and (clean or resume):
         raise InvalidArgument("--join takes part in what is running; give no --clean or --resume")
-    files = [report_file(file) for file in report or ()]
-    for file in files:
-        if not file.parent.is_dir():
-            raise InvalidArgument(f"--report needs a directory, and {shown(file.parent)} is none")
+    if join and (report or tests or workers != 1):
+        raise InvalidArgument(
+            "--join adds one worker, and the process that started the exploration has its result; "
+            "give no --report, --tests or --workers"
+        )
+    files = _files(report or ())
     if tests is not None and not Path(tests).is_dir():
         raise InvalidArgument(f"--tests must name a directory, and {shown(tests)} is not one")
     make_world, actions, invariants = _loaded(world)
+    name = world if id is None else id
     if clean:
-        return _clean(_reported(make_world, world), id or world, url, namespace)
+        return _clean(_reported(make_world, world), name, url, namespace)
     if join:
         given = (_reported(make_world, world), actions, invariants)
-        return _join(given, id or world, commit_every, url, namespace)
+        return _join(given, name, commit_every, url, namespace)
     with ExitStack() as closing:
         kept: dict[str, Any] = {}
-        if url or id or resume:
+        if url or id is not None or resume:
             place = store.open(url, namespace=namespace, migrate=not resume)
             kept = {"store": closing.enter_context(place)}
-            kept |= {"id": id or world, "resume": resume, "commit_every": commit_every}
+            kept |= {"id": name, "resume": resume, "commit_every": commit_every}
             if resume:
                 require_known(kept["store"], kept["id"])
         move = closing.enter_context(progress("exploring"))
@@ -140,6 +142,17 @@ def explore(
             **kept,
         )
     return _answer(result, files, make_world, tests)
+
+
+def _files(report: Sequence[str]) -> list[Path]:
+    from ..worlds.reports import report_file
+
+    files = [report_file(file) for file in report]
+    for file in files:
+        if not file.parent.is_dir():
+            missing = shown(str(file.parent))
+            raise InvalidArgument(f"--report needs a directory, and {missing} is none")
+    return files
 
 
 def _answer(
@@ -199,7 +212,7 @@ def _loaded(name: str) -> tuple[Callable[[], World], list[Action], list[Invarian
         raise InvalidArgument(f"{shown(name)} must be MODULE:WORLD, like shop.world:make_world")
     try:
         make_world = imported(name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         problem = f"{shown(name)} cannot be loaded: {cause(error)}{_traceback(error)}"
         raise InvalidArgument(problem) from error
     if not callable(make_world):
@@ -219,14 +232,14 @@ def _reported(make_world: Callable[[], World], name: str) -> Callable[[], World]
             return make_world()
         except HoldfastError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             problem = f"{shown(name)} failed: {cause(error)}{_traceback(error)}"
             raise InvalidArgument(problem) from error
 
     return make
 
 
-def _traceback(error: Exception) -> str:
+def _traceback(error: BaseException) -> str:
     """Return the lines of a traceback that stand in the user's code."""
     ours = Path(__file__).parent.parent
     frames = [

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 Arguments = Mapping[str, Any]
-Failures = tuple[type[Exception], ...]
+Failure = Exception | SystemExit
+Failures = tuple[type[Failure], ...]
 
 _ARGUMENTS_MAX: Final = 10_000
 
@@ -27,7 +28,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """How an action ended: its value, or the exception that it raised."""
 
     value: Any = None
-    error: Exception | None = None
+    error: Failure | None = None
     seconds: float = 0.0
     is_expected: bool = True
 
@@ -123,7 +124,7 @@ def action(
     requires: Callable[..., bool] | None = ...,
     after: Sequence[str] = ...,
     limit: int | None = ...,
-    expects: type[Exception] | Failures = ...,
+    expects: type[Failure] | Failures = ...,
     replayable: bool = ...,
     weight: float = ...,
     tags: Sequence[str] = ...,
@@ -137,7 +138,7 @@ def action(
     requires: Callable[..., bool] | None = None,
     after: Sequence[str] = (),
     limit: int | None = None,
-    expects: type[Exception] | Failures = (),
+    expects: type[Failure] | Failures = (),
     replayable: bool = True,
     weight: float = 1.0,
     tags: Sequence[str] = (),

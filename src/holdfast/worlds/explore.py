@@ -35,7 +35,7 @@ from .result import Ended, Exploration, Progress
 from .shared import BATCH_MAX, SCRATCH, SharedExplorer, scratch_store
 from .shrink import shrink
 from .strategies import Candidate, Strategy, as_strategy
-from .words import said
+from .words import FAILURES, said
 from .world import World
 
 if TYPE_CHECKING:
@@ -307,7 +307,7 @@ class Explorer(Findings):
     def _is_possible(self, action: Action, arguments: Arguments) -> bool:
         try:
             return action.is_possible(self._world, arguments)
-        except Exception as error:
+        except FAILURES as error:
             self._warn(f"the precondition of {action.name} raised {said(error)}")
             return False
 

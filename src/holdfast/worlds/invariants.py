@@ -10,7 +10,7 @@ from ..arguments import require_one_of, require_text, shown
 from ..errors import InvalidArgument
 from .actions import Step
 from .system import shown_id
-from .words import said
+from .words import FAILURES, said
 
 if TYPE_CHECKING:
     from .world import World
@@ -48,7 +48,7 @@ class Invariant:
         try:
             if self.check(world) is not False:
                 return None
-        except Exception as error:
+        except FAILURES as error:
             return f"{self.message}: {said(error)}" if self.message else said(error)
         return self.message or f"{self.name} does not hold"
 

@@ -32,13 +32,15 @@ def write_report(result: Exploration, path: str | Path) -> Path:
 
 
 def report_file(path: str | Path) -> Path:
-    """Return the path of a report, or raise InvalidArgument if its suffix is unknown."""
+    """Return the path of a report, or raise InvalidArgument if none can be written there."""
     file = require_path(path)
     if file.suffix not in _WRITERS:
         known = ", ".join(_WRITERS)
         raise InvalidArgument(
             f"the name of a report must end in one of {known}; {shown(file.name)} does not"
         )
+    if file.is_dir():
+        raise InvalidArgument(f"a report must be a file, and {shown(file.name)} is a directory")
     return file
 
 

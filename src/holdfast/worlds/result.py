@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from ..formatting import plural
 from .graph import StateGraph
 from .invariants import SEVERITIES, Severity, Violation
 from .world import Leak
@@ -84,7 +85,7 @@ class Exploration:
             lines.append(f"never possible: {', '.join(self.unused_actions)}")
         lines += [f"leak: {leak.system} was not fully restored" for leak in self.leaks]
         lines += [f"warning: {warning}" for warning in self.warnings]
-        lines += [*self.listed(), f"{len(self.violations)} violations"]
+        lines += [*self.listed(), plural(len(self.violations), "violation")]
         return "\n".join(lines)
 
     def listed(self) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .actions import Step
+from .words import FAILURES
 
 if TYPE_CHECKING:
     from .invariants import Violation
@@ -49,7 +50,7 @@ def _problem_after(
         try:
             if not action.is_possible(world, step.arguments):
                 return None
-        except Exception:
+        except FAILURES:
             return None
         failure = world.act(action, **step.arguments).failure_of(action.name)
     if violation.check is not None:

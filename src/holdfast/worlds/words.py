@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from ..arguments import shown
+
+FAILURES: Final = (Exception, SystemExit)
+"""What foreign code may end with. A command that it calls may exit, which must not end us."""
 
 
 def message_of(error: BaseException) -> str:

@@ -43,6 +43,7 @@ from .rollback import (
 )
 from .system import Observation, System, identity_of, observation_of, state_id
 from .values import canonical
+from .words import FAILURES
 
 if TYPE_CHECKING:
     from ..store import Store
@@ -167,7 +168,7 @@ class World:
         try:
             value = act.run(self, **arguments)
             outcome = Outcome(value=value, seconds=perf_counter() - started)
-        except Exception as error:
+        except FAILURES as error:
             outcome = Outcome(
                 error=error,
                 seconds=perf_counter() - started,
