@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -96,6 +97,22 @@ def test_a_report_is_not_written_over_a_directory(shop: str, run: Run) -> None:
     Path("r.json").mkdir()
     found = run(f"{shop}:make_world", "--report=r.json", "--id=x")
     assert (found.returncode, "'r.json' is a directory" in found.stderr) == (2, True)
+    assert not Path("holdfast.db").exists()
+
+
+def test_clean_needs_no_store_after_an_exploration_without_one(
+    shop: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left = tmp_path / ".holdfast-frontier-killed"
+    left.mkdir()
+    (left / "lock").touch()
+    for place in ("--url=sqlite:///holdfast.db", "--id=x"):
+        missing = run(f"{shop}:make_world", "--clean", place)
+        assert (missing.returncode, "there is no store" in missing.stderr) == (3, True)
+    cleaned = run(f"{shop}:make_world", "--clean")
+    assert cleaned.stdout.endswith("\nRemoved 1 leftover of killed processes.\n")
+    assert not left.exists()
     assert not Path("holdfast.db").exists()
 
 

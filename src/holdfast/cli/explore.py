@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 from .. import store
 from ..arguments import shown
 from ..checkpoints.diff import printable
-from ..errors import HoldfastError, InvalidArgument
+from ..errors import HoldfastError, InvalidArgument, NotFound
 from ..formatting import plural
 from .command import Answer, Namespace, Url, argument, cause, flag, imported, option
 from .output import progress
@@ -112,14 +112,15 @@ def explore(
         raise InvalidArgument(f"--tests must name a directory, and {shown(tests)} is not one")
     make_world, actions, invariants = _loaded(world)
     name = world if id is None else id
+    is_stored = bool(url or id is not None or resume)
     if clean:
-        return _clean(_reported(make_world, world), name, url, namespace)
+        return _clean(_reported(make_world, world), name, url, namespace, is_stored=is_stored)
     if join:
         given = (_reported(make_world, world), actions, invariants)
         return _join(given, name, commit_every, url, namespace)
     with ExitStack() as closing:
         kept: dict[str, Any] = {}
-        if url or id is not None or resume:
+        if is_stored:
             place = store.open(url, namespace=namespace, migrate=not resume)
             kept = {"store": closing.enter_context(place)}
             kept |= {"id": name, "resume": resume, "commit_every": commit_every}
@@ -173,12 +174,24 @@ def _answer(
 
 
 def _clean(
-    make_world: Callable[[], World], id: str, url: str | None, namespace: str | None
+    make_world: Callable[[], World],
+    id: str,
+    url: str | None,
+    namespace: str | None,
+    *,
+    is_stored: bool,
 ) -> Answer:
     from ..worlds import clean
 
-    with store.open(url, namespace=namespace, migrate=False) as opened:
-        cleaned = clean(make_world, opened, id)
+    with ExitStack() as closing:
+        opened = None
+        try:
+            opened = closing.enter_context(store.open(url, namespace=namespace, migrate=False))
+        except NotFound:
+            # One that was never to be stored may have left something all the same.
+            if is_stored:
+                raise
+        cleaned = clean(make_world, opened, None if opened is None else id)
     lines = [f"Removed exploration {id}." if cleaned.is_found else f"There is no exploration {id}."]
     if cleaned.things:
         lines.append(f"Removed {plural(cleaned.things, 'leftover')} of killed processes.")

@@ -140,11 +140,16 @@ def made_world(world: World | Callable[[], World], closing: ExitStack) -> World:
     return made
 
 
-def _require_place(store: object, id: object, resume: bool) -> None:
+def require_both(store: object, id: object) -> None:
+    """Raise InvalidArgument if a store is given without an id, or an id without a store."""
     if (store is None) != (id is None):
         raise InvalidArgument(
             "store and id must be given together: the id identifies the exploration"
         )
+
+
+def _require_place(store: object, id: object, resume: bool) -> None:
+    require_both(store, id)
     if resume and store is None:
         raise InvalidArgument("resume=True needs the store and the id of the exploration")
     if store is not None:

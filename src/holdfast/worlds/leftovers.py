@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..arguments import require_text
 from ..errors import ExplorationAborted
-from .explore import made_world
+from .explore import made_world, require_both
 from .folders import sweep_folders
 from .journal import discard, drive, frontier_of, journal_in, journal_of, require_store
 from .recording import Recording
@@ -39,19 +39,25 @@ class Cleaned:
     problem: str | None = None
 
 
-def clean(world: World | Callable[[], World], store: Store, id: str) -> Cleaned:
+def clean(
+    world: World | Callable[[], World], store: Store | None = None, id: str | None = None
+) -> Cleaned:
     """Remove an exploration from the store, and what its killed processes left elsewhere.
 
     The systems of the world are restored to the initial state first, if the exploration has kept
     it. Workers that are still alive are told to leave, and waited for. What belongs to other live
-    processes, or to another exploration, is not removed.
+    processes, or to another exploration, is not removed. Without a store, only what killed
+    processes left elsewhere is.
     """
-    require_store(store)
-    require_text("id", id)
+    require_both(store, id)
+    if store is not None:
+        require_store(store)
+        require_text("id", id)
     with ExitStack() as closing:
         made = made_world(world, closing)
-        is_found = journal_in(store, id) is not None
-        problem = _forget(made, store, id) if is_found else None
+        is_found, problem = False, None
+        if store is not None and id is not None and journal_in(store, id) is not None:
+            is_found, problem = True, _forget(made, store, id)
         things = sweep_folders(SCRATCH)
         things += sum(system.sweep() for system in made.systems.values())
     return Cleaned(is_found=is_found, things=things, problem=problem)
