@@ -363,8 +363,18 @@ class Workers:
     def wait_for(self, is_so: Callable[[], object]) -> None:
         deadline = time.monotonic() + SECONDS_MAX
         while not is_so():
-            assert time.monotonic() < deadline
+            assert time.monotonic() < deadline, self.told()
             time.sleep(0.02)
+
+    def told(self) -> list[object]:
+        """End the processes, and say what they wrote and where the items are."""
+        items = [(item.id, item.status, item.holder) for item in self._store.work.list()]
+        ended: list[object] = [self.began(), items]
+        for process in self._processes:
+            ended.append(process.poll())
+            process.kill()
+            ended.append(process.communicate())
+        return ended
 
     def began(self) -> int:
         return len(list(self.folder.glob("began-*")))

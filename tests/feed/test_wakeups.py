@@ -227,18 +227,19 @@ def test_nobody_is_notified_of_changes_that_nobody_follows(
 ) -> None:
     """NOTIFY takes a lock of the whole server."""
 
-    def heard(listener: psycopg.Connection[Any]) -> list[str]:
+    def heard(listener: psycopg.Connection[Any], seconds: float) -> list[str]:
         with holdfast.open(postgres_dsn, namespace=namespace) as store:
             state = store.session("root").state
             for _ in range(20):
                 state.increment("n")
         # Closing has sent what was waiting.
-        return [note.payload for note in listener.notifies(timeout=0)]
+        told = listener.notifies(timeout=seconds, stop_after=1)
+        return [note.payload for note in told]
 
     with psycopg.connect(postgres_dsn, autocommit=True) as listener:
         listener.execute(f'LISTEN "holdfast_trees_{namespace}"'.encode())
-        assert heard(listener) == []
+        assert heard(listener, 0) == []
         followers = Followers(namespace, is_awaited=True)
         listener.execute(followers.announcement.encode())
-        assert set(heard(listener)) == {"tree root"}
+        assert set(heard(listener, 120)) == {"tree root"}
         assert not Followers(namespace, is_awaited=False).is_look_due()
