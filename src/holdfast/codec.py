@@ -36,7 +36,7 @@ from typing import Annotated, Any, Final, Literal, Protocol
 import msgspec
 from xxhash import xxh3_128
 
-from . import validation
+from . import arguments
 from .dataclass import dataclass
 from .errors import CorruptRecord, InvalidArgument, InvalidValue, StoreError
 
@@ -162,13 +162,13 @@ class Codec:
     def check_each(self, values: Sequence[object], name: str, start: int) -> None:
         """Refuse what is not plain data, or too deep, as `encode_each` does."""
         for index, value in enumerate(values, start):
-            validation.measure(value, (name, index), sys.maxsize, self.limits.depth)
+            arguments.measure(value, (name, index), sys.maxsize, self.limits.depth)
 
     def compose(self, value: object, *, name: str) -> bytes:
         """Return an internal value as a body, unchecked; a Raw in it is a checked body."""
         body = _encoder.encode(value)
         if len(body) > self.limits.value_bytes:
-            raise validation.too_large(name, len(body), self.limits.value_bytes, "value_bytes")
+            raise arguments.too_large(name, len(body), self.limits.value_bytes, "value_bytes")
         return body
 
     def encode_decoded(self, value: object) -> bytes:
@@ -195,7 +195,7 @@ class Codec:
         store would have written exactly these bytes.
         """
         if len(body) > self.limits.value_bytes:
-            raise validation.too_large(name, len(body), self.limits.value_bytes, "value_bytes")
+            raise arguments.too_large(name, len(body), self.limits.value_bytes, "value_bytes")
         value = _decode(body)
         if _encode(value, self.limits, name) != body:
             raise CorruptRecord(f"{name} is not written as this Holdfast writes it")
@@ -218,9 +218,7 @@ class Codec:
     def seal(self, body: bytes, *, context: tuple[str, ...] = ()) -> bytes:
         """Return a body as a record that opens only unchanged and in the same context."""
         if len(body) > self.limits.record_bytes:
-            raise validation.too_large(
-                "record", len(body), self.limits.record_bytes, "record_bytes"
-            )
+            raise arguments.too_large("record", len(body), self.limits.record_bytes, "record_bytes")
         flags = _ENCRYPTED if self._cipher else 0
         if self._zstd and len(body) >= _COMPRESS_BYTES_MIN:
             compressed = self._zstd.compressor(len(body)).compress(body)
@@ -324,13 +322,13 @@ def from_json(text: str | bytes, limits: Limits = DEFAULT_LIMITS, *, name: str =
     value are refused; too much depth, size or digits raises LimitExceeded.
     """
     if len(text) > limits.record_bytes:
-        raise validation.too_large(
+        raise arguments.too_large(
             f"the JSON text of {name}", len(text), limits.record_bytes, "record_bytes"
         )
     try:
         value = _json_decoder.decode(text if isinstance(text, str) else text.decode())
     except RecursionError:
-        raise validation.too_deep(name, limits.depth) from None
+        raise arguments.too_deep(name, limits.depth) from None
     except ValueError as error:
         problem = f"{name} is not JSON text: {error}."
         raise InvalidValue(problem, path=name) from None
@@ -343,31 +341,31 @@ def to_json(value: object, *, indent: int | None = None, name: str = "value") ->
 
     The size is not limited and the depth is 512, so that answers can contain several values.
     """
-    validation.measure(value, name, sys.maxsize, _LOAD_DEPTH_MAX)
+    arguments.measure(value, name, sys.maxsize, _LOAD_DEPTH_MAX)
     separators = (",", ":") if indent is None else (",", ": ")
     try:
         text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators)
         text.encode()
     except ValueError:
-        validation.refuse_scalars(value, name, sys.get_int_max_str_digits() or _DIGITS_MAX)
+        arguments.refuse_scalars(value, name, sys.get_int_max_str_digits() or _DIGITS_MAX)
         raise
     return text
 
 
-def _encode(value: object, limits: Limits, path: validation.ValuePath) -> bytes:
-    room = validation.measure(value, path, limits.value_bytes, limits.depth)
+def _encode(value: object, limits: Limits, path: arguments.ValuePath) -> bytes:
+    room = arguments.measure(value, path, limits.value_bytes, limits.depth)
     if room < 0:
-        raise validation.too_large(
-            validation.show(path), limits.value_bytes - room, limits.value_bytes, "value_bytes"
+        raise arguments.too_large(
+            arguments.shown_path(path), limits.value_bytes - room, limits.value_bytes, "value_bytes"
         )
     try:
         body = _encoder.encode(value)
     except (OverflowError, UnicodeEncodeError):
-        validation.refuse_scalars(value, path, limits.digits)
+        arguments.refuse_scalars(value, path, limits.digits)
         body = _messagepack(value)
     if len(body) > limits.value_bytes:
-        raise validation.too_large(
-            validation.show(path), len(body), limits.value_bytes, "value_bytes"
+        raise arguments.too_large(
+            arguments.shown_path(path), len(body), limits.value_bytes, "value_bytes"
         )
     return body
 
@@ -419,7 +417,7 @@ def _decode(body: bytes | memoryview | msgspec.Raw) -> Any:
     # Deeper data, integers beyond 64 bits, and corrupt data need the slow path.
     try:
         value = _any_decoder.decode(body)
-        validation.measure(value, "record", sys.maxsize, _LOAD_DEPTH_MAX)
+        arguments.measure(value, "record", sys.maxsize, _LOAD_DEPTH_MAX)
     except (*_UNREADABLE, InvalidArgument) as error:
         raise CorruptRecord(f"The record is not plain data: {error}") from error
     return value
@@ -428,7 +426,7 @@ def _decode(body: bytes | memoryview | msgspec.Raw) -> Any:
 @cache
 def _plain_decoder() -> msgspec.msgpack.Decoder[Any]:
     """Return a decoder for up to seven levels of plain data, the fast path."""
-    finite = msgspec.Meta(ge=-validation.FLOAT_MAX, le=validation.FLOAT_MAX)
+    finite = msgspec.Meta(ge=-arguments.FLOAT_MAX, le=arguments.FLOAT_MAX)
     scalar: Any = None | bool | int | Annotated[float, finite] | str
     kind = scalar
     for _ in range(7):
@@ -444,7 +442,7 @@ _items_decoder: Final = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
-def _normal(value: object, path: validation.ValuePath) -> object:
+def _normal(value: object, path: arguments.ValuePath) -> object:
     if isinstance(value, str):
         return _composed(value)
     if isinstance(value, list):
@@ -454,8 +452,8 @@ def _normal(value: object, path: validation.ValuePath) -> object:
     pairs = sorted((_composed(key), key) for key in value)
     normal = {key: _normal(value[original], (path, original)) for key, original in pairs}
     if len(normal) < len(value):
-        problem = f"{validation.show(path)} has two keys with the same Unicode normal form C."
-        raise InvalidValue(problem, path=validation.show(path))
+        problem = f"{arguments.shown_path(path)} has two keys with the same Unicode normal form C."
+        raise InvalidValue(problem, path=arguments.shown_path(path))
     return normal
 
 
@@ -467,7 +465,7 @@ def _json_object(pairs: list[tuple[str, object]]) -> object:
     value: dict[str, object] = {}
     for key, item in pairs:
         if key in value:
-            return validation.Repeated(key)
+            return arguments.Repeated(key)
         value[key] = item
     return value
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Literal, TypeAlias
 
-from .. import validation
+from ..arguments import ValuePath, shown_path
 from ..dataclass import dataclass
 from ..wire import travels
 
@@ -215,10 +215,10 @@ def _lines(channel: ChannelDiff, items_max: int) -> Iterator[str]:
 
 
 def _value_line(channel: str, value: ValueDiff) -> str:
-    path: validation.ValuePath = channel
+    path: ValuePath = channel
     for key in value.path:
         path = (path, key)
-    where = printable(validation.show(path))
+    where = printable(shown_path(path))
     match value.change:
         case "added":
             return f"+ {where}: {brief(value.after)}"

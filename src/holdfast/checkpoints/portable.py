@@ -8,7 +8,7 @@ from typing import Annotated
 
 import msgspec
 
-from ..arguments import require_text
+from ..arguments import require_text, too_large
 from ..codec import Codec
 from ..dataclass import dataclass
 from ..errors import CorruptRecord
@@ -17,7 +17,6 @@ from ..kernel.inserts import Insert
 from ..kernel.operation import Op, Row
 from ..kernel.owned_rows import OwnedRows, read_each
 from ..records import Kind
-from ..validation import too_large
 from . import lines as stored
 from .keys import ITEMS, VERSIONS, in_range
 from .lines import PIECES_MAX, RUN_BYTES_MAX, RUN_ITEMS, Inline, Manifest, Piece, Stored

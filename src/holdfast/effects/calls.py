@@ -11,8 +11,7 @@ from concurrent.futures import Future
 from dataclasses import field
 from typing import Any, Generic, TypeVar
 
-from ..arguments import require_text
-from ..checkpoints.write import id_of_item
+from ..arguments import id_of_item, require_text
 from ..codec import check
 from ..dataclass import dataclass
 from ..errors import (

@@ -17,8 +17,8 @@ from uuid import UUID
 
 import msgspec
 
+from ..arguments import ValuePath, shown_path
 from ..errors import CorruptRecord, InvalidValue
-from ..validation import ValuePath, show
 
 _INTEGER, _TEXT, _NAN, _TUPLE, _SET, _FROZENSET, _DICT, _DATETIME, _DATE, _DECIMAL, _UUID = range(
     1, 12
@@ -83,9 +83,9 @@ class _Writer:
             tag, spell = _SPELLED[kind]
             return _Ext(tag, spell(value).encode())
         raise InvalidValue(
-            f"{show(path)} is a {kind.__name__}, which cannot be part of a state; "
+            f"{shown_path(path)} is a {kind.__name__}, which cannot be part of a state; "
             "use plain data: text, numbers, bytes, lists, dicts, sets, dates.",
-            path=show(path),
+            path=shown_path(path),
         )
 
     def _items(
