@@ -20,10 +20,10 @@ from .arguments import (
     require_text_or_none,
     shown,
 )
-from .checkpoints.handle import CheckpointOps, require_version
+from .checkpoints.branches import copy_fork_point, find_and_hold, write_rewind
 from .checkpoints.keys import VERSIONS
-from .checkpoints.read import naming
-from .checkpoints.write import copy_fork_point, end_session, find_and_hold, write_rewind
+from .checkpoints.read import naming, require_version
+from .checkpoints.write import CheckpointOps, end_session
 from .clock import random_id
 from .effects import SessionEffects
 from .effects.history import inherit

@@ -15,8 +15,7 @@ from .arguments import (
     require_text_or_none,
     require_whole,
 )
-from .checkpoints.handle import require_kind
-from .checkpoints.read import newest_of_all
+from .checkpoints.read import newest_of_all, require_kind
 from .checkpoints.write import record_status
 from .errors import InvalidArgument, SessionNotFound
 from .feed import create_tree, emit

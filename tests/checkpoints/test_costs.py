@@ -33,11 +33,11 @@ STATEMENTS = {
 # On PostgreSQL the event is part of the statement that decides.
 DECIDED = {"CheckpointOps.save": 3, "CheckpointOps.append": 4, "CheckpointOps.record": 3}
 READS = {
-    "CheckpointOps.latest": 2,
-    "CheckpointOps.at": 2,
-    "CheckpointOps.history": 2,
-    "CheckpointOps.counts": 1,
-    "CheckpointOps.resume_point": 3,
+    "CheckpointReads.latest": 2,
+    "CheckpointReads.at": 2,
+    "CheckpointReads.history": 2,
+    "CheckpointReads.counts": 1,
+    "CheckpointReads.resume_point": 3,
     "Session.info": 1,
     "StoreSessions.sessions": 1,
     "Ledger.standing": 6,

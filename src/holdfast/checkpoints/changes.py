@@ -12,8 +12,9 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from hashlib import blake2b
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+from ..arguments import require_text
 from ..codec import Codec
 from ..dataclass import dataclass
 from ..errors import LimitExceeded, TypeConflict
@@ -184,6 +185,40 @@ class SetList:
 
 
 ChannelChange: TypeAlias = Extend | Grown | SetValue | SetList
+
+
+def change_to(codec: Codec, head: Head | None, channel: str, value: Any) -> ChannelChange:
+    """Encode a channel; a list that only grew since the known head becomes an append."""
+    require_text("channel", channel)
+    if type(value) is not list:
+        return SetValue(codec.encode(value, name=channel))
+    grown = None if head is None else _growth(codec, head, channel, value)
+    return grown or SetList(codec.encode_each(value, name=channel))
+
+
+def _growth(codec: Codec, head: Head, channel: str, value: list[Any]) -> ChannelChange | None:
+    """Return how a list grew since a head, by comparing bytes; None if it did not."""
+    known, entry = head.lists.get(channel), head.manifest.get(channel)
+    if known is None or not isinstance(entry, Ref) or len(value) < entry.length:
+        return None
+    comparison = Comparison(known)
+    if not comparison.is_possible:
+        return None
+    buffer = bytearray()
+    # One run at a time, so that encoded bytes are compared while in the CPU cache.
+    for start in range(0, entry.length, RUN_ITEMS):
+        run = value[start : min(start + RUN_ITEMS, entry.length)]
+        # A tuple would encode like a list, but is refused as everywhere.
+        codec.check_each(run, channel, start)
+        if not codec.encode_into(run, buffer):
+            return None
+        with memoryview(buffer)[len(lines.list_header(len(run))) :] as items:
+            if not comparison.add(items):
+                return None
+    if not comparison.is_equal():
+        return None
+    new = codec.encode_each(value[entry.length :], name=channel)
+    return Grown(head.id, new, entry, comparison.joined, comparison.joined_bytes)
 
 
 def is_simple(head: Head, changes: Mapping[str, ChannelChange]) -> bool:

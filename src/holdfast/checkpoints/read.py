@@ -7,14 +7,28 @@ from contextlib import contextmanager
 from dataclasses import field
 from typing import Any
 
+from ..arguments import id_of_item, require_limit, require_one_of, require_whole
 from ..codec import Codec
 from ..dataclass import dataclass
 from ..errors import CheckpointNotFound, CorruptRecord, SessionNotFound
-from ..kernel.operation import Op, Query, Row, batch, one, rows
-from ..records import KINDS, Checkpoint, Kind, LoadedCheckpoint
+from ..kernel.operation import (
+    C,
+    Op,
+    Query,
+    Row,
+    batch,
+    large_query,
+    one,
+    query,
+    rows,
+    whole_query,
+)
+from ..records import KINDS, Checkpoint, Kind, LoadedCheckpoint, ResumePoint
+from ..sessions.handle import SessionHandle
 from ..sessions.rows import ALL_SESSIONS, ONE_SESSION
 from ..wire import travels
 from . import lines
+from .diff import Diff, compare
 from .keys import VERSIONS
 from .lines import Entry, Inline, Manifest, Piece, Ref, Stored
 
@@ -61,7 +75,14 @@ FROM (
 JOIN {ALL_SESSIONS} ON s.number = grown.number
 ORDER BY grown.checkpoints DESC, s.number
 """  # noqa: S608
+COUNT_KINDS = """
+SELECT kind, count(*) AS checkpoints FROM (
+    SELECT kind FROM hf_checkpoints WHERE key > :low AND key <= :high
+    ORDER BY key DESC LIMIT :limit
+) AS counted GROUP BY kind
+"""
 FORKS_MAX = 1_000
+HISTORY_MAX = 10_000
 
 Span = tuple[int, int, int]
 """Versions `low` to `high` of a session: (session number, low, high)."""
@@ -89,6 +110,107 @@ class Delta:
     before: dict[str, Any] = field(default_factory=dict)
     after: dict[str, Any] = field(default_factory=dict)
     shared: dict[str, int] = field(default_factory=dict)
+
+
+class CheckpointReads(SessionHandle[C]):
+    """What a session reads of its checkpoints."""
+
+    @large_query
+    def latest(
+        self, *, kind: Kind | None = None, last: int | None = None
+    ) -> Op[LoadedCheckpoint | None]:
+        """Return the newest version on the path, or the newest of a kind; None if there is none."""
+        require_kind(kind)
+        if last is not None:
+            require_whole("last", last, 1)
+        if kind is None and (row := (yield from one(READ_NEWEST, number=self.number))):
+            return (yield from load(self.runtime.codec, self.id, row, last))
+        where = yield from spans(self.number, on_path=True)
+        found = yield from listed(where, kind, None, 1)
+        if not found:
+            yield from require_session(self.number, self.id)
+            return None
+        return (yield from self._load(found[0]["key"] % VERSIONS, last))
+
+    @large_query
+    def at(self, version: int, *, last: int | None = None) -> Op[LoadedCheckpoint]:
+        """Return a version with its channels, or raise CheckpointNotFound."""
+        require_version(version)
+        if last is not None:
+            require_whole("last", last, 1)
+        return (yield from self._load(version, last))
+
+    @large_query
+    def diff(self, before: int, after: int) -> Op[Diff]:
+        """Compare the channels of two versions, at the cost of what differs between them."""
+        require_version(before)
+        require_version(after)
+        old = yield from self._manifest(before)
+        new = yield from self._manifest(after)
+        with naming(self.id, after):
+            delta = yield from read_delta(self.runtime.codec, old, new)
+        return compare(delta.before, delta.after, delta.shared)
+
+    @query
+    def history(
+        self,
+        *,
+        kind: Kind | None = None,
+        item: object = None,
+        before: int | None = None,
+        after: int = 0,
+        limit: int = 100,
+        oldest_first: bool = False,
+    ) -> Op[list[Checkpoint]]:
+        """Return versions without their channels, newest first, those of origins included.
+
+        `before` and `after` are exclusive bounds.
+        """
+        require_kind(kind)
+        require_limit(limit, HISTORY_MAX)
+        if before is not None:
+            require_version(before)
+        if after != 0:
+            require_version(after)
+        where = yield from spans(self.number, on_path=False)
+        bounds: dict[str, Any] = {"before": before, "after": after, "oldest_first": oldest_first}
+        found = yield from listed(where, kind, id_of_item(item), limit, **bounds)
+        if not found:
+            yield from require_session(self.number, self.id)
+        return [header(self.runtime.codec, self.id, row) for row in found]
+
+    @whole_query
+    def counts(self, *, at_most: int | None = None) -> Op[dict[str, int]]:
+        """Return how many checkpoints the session has of each kind; it reads every one of them.
+
+        With `at_most`, only that many of the newest are counted, at a bounded cost.
+        """
+        limit = VERSIONS if at_most is None else require_whole("at_most", at_most, 1, VERSIONS)
+        low = self.number * VERSIONS
+        found = yield from rows(COUNT_KINDS, low=low, high=low + VERSIONS - 1, limit=limit)
+        if not found:
+            yield from require_session(self.number, self.id)
+        return {row["kind"]: int(row["checkpoints"]) for row in found}
+
+    @query
+    def resume_point(self) -> Op[ResumePoint]:
+        """Return the iteration to run next and the checkpoint that says so; (1, None) at first."""
+        row = yield from resume_row(self.number)
+        if row is None:
+            yield from require_session(self.number, self.id)
+            return ResumePoint(iteration=1, checkpoint=None)
+        step = 1 if row["kind"] == "iteration_end" else 0
+        checkpoint = header(self.runtime.codec, self.id, row)
+        return ResumePoint(iteration=row["iteration"] + step, checkpoint=checkpoint)
+
+    def _load(self, version: int, last: int | None) -> Op[LoadedCheckpoint]:
+        row = yield from find(self.number, self.id, version)
+        return (yield from load(self.runtime.codec, self.id, row, last))
+
+    def _manifest(self, version: int) -> Op[dict[str, Entry]]:
+        row = yield from find(self.number, self.id, version)
+        with naming(self.id, version):
+            return lines.manifest_of(self.runtime.codec, row)
 
 
 def spans(number: int, *, on_path: bool) -> Op[list[Span]]:
@@ -324,3 +446,14 @@ def _shared(olds: Sequence[Piece], news: Sequence[Piece]) -> int:
         if old.length != new.length:
             break
     return count
+
+
+def require_kind(kind: object) -> None:
+    """Refuse an unknown kind; None means any."""
+    if kind is not None:
+        require_one_of("kind", kind, KINDS)
+
+
+def require_version(version: object) -> None:
+    """Refuse an invalid version."""
+    require_whole("version", version, 1, VERSIONS - 1)

@@ -1,14 +1,13 @@
-"""Writing a checkpoint: a compare-and-set of the session's head, on which all else depends."""
+"""Writes of checkpoints: a compare-and-set of the session's head, on which all else depends."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from ..arguments import require_one_of, require_text, shown
+from ..arguments import id_of_item, require_one_of, require_text, shown
 from ..clock import random_id
-from ..codec import Codec
 from ..dataclass import dataclass
 from ..errors import CorruptRecord, InvalidArgument, LimitExceeded, VersionConflict
 from ..feed import emit, event
@@ -17,6 +16,7 @@ from ..kernel.append_only import CLOSE_DOOR, open_door
 from ..kernel.nouns import Noun
 from ..kernel.operation import (
     AfterCommit,
+    C,
     Decide,
     FreshId,
     Lock,
@@ -24,8 +24,9 @@ from ..kernel.operation import (
     Query,
     Row,
     Runtime,
-    batch,
+    deciding,
     one,
+    operation,
     rows,
     together,
 )
@@ -33,12 +34,12 @@ from ..leases import Keeper
 from ..records import KINDS, Checkpoint, Kind, SessionRef
 from ..sessions import access
 from ..sessions.access import Place, lock_and_read, require_fence, require_writable
-from ..sessions.rows import SESSION_AT_HEAD, RowChange, place_of_number, released
+from ..sessions.rows import SESSION_AT_HEAD, RowChange, released
 from . import lines
-from .changes import ChannelChange, ChannelPlan, Head, Heads, is_simple
+from .changes import ChannelChange, ChannelPlan, Extend, Head, Heads, change_to, is_simple
 from .keys import VERSIONS
-from .lines import Manifest, Ref
-from .read import find, keyed, naming
+from .lines import Manifest
+from .read import CheckpointReads, find, keyed, naming, require_version
 
 # Unless a version was written with this key; a fork's may have been written in its origin.
 UNLESS_WRITTEN = f"""CAST(:unless_key AS TEXT) IS NULL OR (s.origin_number IS NULL AND NOT EXISTS (
@@ -57,9 +58,6 @@ USE_OPENED_LINE = f"""
 INSERT INTO hf_uses (line_id, session_number)
 SELECT CAST(:line_id AS INTEGER), s.number FROM {SESSION_AT_HEAD}
 """  # noqa: S608
-USE_LINE = """
-INSERT INTO hf_uses (line_id, session_number) VALUES (:line_id, :number) ON CONFLICT DO NOTHING
-"""
 INSERT_CHECKPOINT = """
 INSERT INTO hf_checkpoints (
     key, epoch, kind, iteration, item_id, idempotency_key, state_sequence, manifest, data, metadata,
@@ -74,17 +72,15 @@ SELECT s.number * {VERSIONS} + s.version, s.epoch, CAST(:kind AS TEXT),
 FROM {SESSION_AT_HEAD}
 RETURNING epoch, state_sequence, created_at
 """  # noqa: S608
-COPY_CHECKPOINT = f"""{INSERT_CHECKPOINT}
-SELECT CAST(:key AS INTEGER), 1, kind, iteration, item_id, idempotency_key, state_sequence,
-    CAST(:manifest AS BLOB), CAST(:data AS BLOB), CAST(:metadata AS BLOB), created_at
-FROM hf_checkpoints WHERE key = :source
-"""  # noqa: S608
 READ_ADDED = "SELECT epoch, state_sequence, created_at FROM hf_checkpoints WHERE key = :key"
 READ_MANIFEST = "SELECT key, manifest FROM hf_checkpoints WHERE key = :key"
-ADD_EPOCH = """
-INSERT INTO hf_epochs (session_number, epoch, first_version, target_version)
-VALUES (:number, :epoch, :first_version, :target_version)
+SET_PIN = """
+INSERT INTO hf_pins (key, reason, created_at) VALUES (:key, :reason, :now)
+ON CONFLICT (key) DO UPDATE SET reason = excluded.reason
 """
+REMOVE_PIN = "DELETE FROM hf_pins WHERE key = :key"
+ATTEST = "INSERT INTO hf_attestations (key, evidence, created_at) VALUES (:key, :evidence, :now)"
+REASON_CHARACTERS_MAX = 1_000
 ONLY_HEAD = RowChange("", {})
 ITERATIONS = frozenset({"iteration_start", "iteration_end"})
 
@@ -102,6 +98,127 @@ class Draft:
     expected_version: int | None = None
     key: str | None = None
     opens_epoch: bool = False
+
+
+class CheckpointOps(CheckpointReads[C]):
+    """The operations of a session on its checkpoints."""
+
+    @deciding
+    def save(
+        self,
+        channels: Mapping[str, Any] | None = None,
+        /,
+        *,
+        kind: Kind = "turn",
+        data: Any = None,
+        item: object = None,
+        metadata: dict[str, Any] | None = None,
+        expected_version: int | None = None,
+        key: str | None = None,
+        **named: Any,
+    ) -> Op[Checkpoint]:
+        """Save channels as the next version; those not named carry over. A full list costs only
+        its change. A repeated `key` returns the first checkpoint and adds nothing. Raises
+        VersionConflict, SessionBusy, LeaseLost or SessionEnded.
+        """
+        if channels is not None and not isinstance(channels, Mapping):
+            raise InvalidArgument(f"channels must be a dict, not {type(channels).__name__}")
+        codec, head = self.runtime.codec, Heads.of(self.runtime).get(self.number)
+        wanted = {**(channels or {}), **named}
+        changes = {name: change_to(codec, head, name, value) for name, value in wanted.items()}
+        given = (data, metadata, item, expected_version, key)
+        return (yield from write(self.runtime, self._place, kind, changes, *given))
+
+    @deciding
+    def append(
+        self,
+        channel: str,
+        items: Sequence[Any],
+        *,
+        kind: Kind = "turn",
+        data: Any = None,
+        item: object = None,
+        metadata: dict[str, Any] | None = None,
+        expected_version: int | None = None,
+        key: str | None = None,
+    ) -> Op[Checkpoint]:
+        """Append items to a list channel as the next version; the list's length does not matter.
+
+        A repeated `key` returns the first checkpoint and adds nothing.
+        """
+        require_text("channel", channel)
+        if not isinstance(items, list):
+            raise InvalidArgument(
+                f"append takes a list of items, not {type(items).__name__}; wrap a single one: "
+                f"append({shown(channel)}, [item])"
+            )
+        changes = {channel: Extend(self.runtime.codec.encode_each(items, name=channel))}
+        given = (data, metadata, item, expected_version, key)
+        return (yield from write(self.runtime, self._place, kind, changes, *given))
+
+    @deciding
+    def record(
+        self,
+        kind: Kind,
+        data: Any = None,
+        *,
+        item: object = None,
+        metadata: dict[str, Any] | None = None,
+        expected_version: int | None = None,
+        key: str | None = None,
+    ) -> Op[Checkpoint]:
+        """Write evidence as the next version: `data`, with the channels unchanged.
+
+        A repeated `key` returns the first checkpoint and adds nothing.
+        """
+        given = (data, metadata, item, expected_version, key)
+        return (yield from write(self.runtime, self._place, kind, {}, *given))
+
+    @operation
+    def pin(self, version: int, reason: str) -> Op[None]:
+        """Keep a version from being pruned; a second pin replaces the reason."""
+        if not isinstance(reason, str) or not reason.strip():
+            raise InvalidArgument("a pin needs a reason")
+        if len(reason) > REASON_CHARACTERS_MAX or not reason.isprintable():
+            raise InvalidArgument(
+                f"a pin's reason is at most {REASON_CHARACTERS_MAX} printable characters"
+            )
+        key = yield from self._own_key(version)
+        sealed = self.runtime.codec.pack(reason, context=("hf_pins", str(key)))
+        yield from rows(SET_PIN, key=key, reason=sealed)
+        yield from self._emit("checkpoint_pinned", version=version, reason=reason)
+
+    @operation
+    def unpin(self, version: int) -> Op[None]:
+        """Let a version be pruned again."""
+        key = yield from self._own_key(version)
+        yield from rows(REMOVE_PIN, key=key)
+        yield from self._emit("checkpoint_unpinned", version=version)
+
+    @operation
+    def attest(self, version: int, evidence: Any) -> Op[None]:
+        """Record that a version was verified, and how; empty evidence is refused."""
+        if not evidence:
+            raise InvalidArgument("evidence is empty, so it attests nothing")
+        body = self.runtime.codec.encode(evidence, name="evidence")
+        key = yield from self._own_key(version)
+        sealed = self.runtime.codec.seal(body, context=("hf_attestations", str(key)))
+        yield from rows(ATTEST, key=key, evidence=sealed)
+        yield from self._emit("checkpoint_attested", version=version)
+
+    def _emit(self, kind: str, **data: Any) -> Op[None]:
+        yield from emit(self.runtime.codec, self.root_id, self.id, kind, data)
+
+    def _own_key(self, version: int) -> Op[int]:
+        """Lock the tree and return the key of one of the session's own versions."""
+        require_version(version)
+        yield from self._lock()
+        key = self.number * VERSIONS + version
+        if (yield from find(self.number, self.id, version))["key"] != key:
+            raise InvalidArgument(
+                f"version {version} belongs to the session that this one was forked from"
+            )
+        return key
 
 
 def write(
@@ -157,12 +274,6 @@ def write(
     written = yield from write_after(runtime, place, wanted, head, also=also)
     assert written is not None
     return written
-
-
-def id_of_item(item: object) -> str | None:
-    """Return the id of a work item, given as a handle or an id."""
-    item_id = getattr(item, "id", item)
-    return None if item_id is None else require_text("item", item_id)
 
 
 def _iteration(kind: str, data: Any) -> int:
@@ -357,72 +468,3 @@ def _item_queries(plan: ChannelPlan, here: Mapping[str, object]) -> list[Query]:
     return queries + [
         Query(USE_OPENED_LINE, {**here, "line_id": line_id}) for line_id in plan.opened
     ]
-
-
-def copy_fork_point(codec: Codec, row: Row, number: int) -> Op[None]:
-    """Copy a version's row as the first of a new session; its lines are shared, not copied."""
-    key = number * VERSIONS + row["key"] % VERSIONS
-    manifest = lines.manifest_of(codec, row)
-    moved = {channel: lines.closed(entry) for channel, entry in manifest.items()}
-    bodies = {"manifest": lines.write_manifest(codec, moved)}
-    for part in ("data", "metadata"):
-        if row[part] is not None:
-            bodies[part] = codec.unseal(
-                row[part], context=lines.checkpoint_context(row["key"], part)
-            )
-    copy = {"data": None, "metadata": None, "key": key, "source": row["key"]}
-    for part, body in bodies.items():
-        copy[part] = codec.seal(body, context=lines.checkpoint_context(key, part))
-    yield from rows(COPY_CHECKPOINT, **copy)
-    yield from share_lines(codec, manifest, number)
-
-
-def share_lines(codec: Codec, manifest: Manifest, number: int) -> Op[None]:
-    """Register a session's use of every line of a manifest, those of pieces included."""
-    used = lines.line_ids(manifest)
-    for entry in manifest.values():
-        if isinstance(entry, Ref):
-            used |= {piece.line_id for piece in (yield from lines.pieces_of(codec, entry))}
-    uses = ({"line_id": line_id, "number": number} for line_id in sorted(used))
-    yield from batch(*(Query(USE_LINE, each) for each in uses))
-
-
-def find_and_hold(number: int, session_id: str, version: int) -> Op[Row]:
-    """Return the row of a version, with the tree of its origin locked if it is another's."""
-    row = yield from find(number, session_id, version)
-    if row["key"] // VERSIONS != number:
-        origin = yield from place_of_number(row["key"] // VERSIONS)
-        if origin is not None:
-            yield Lock(origin["root_id"])
-        row = yield from find(number, session_id, version)
-    return row
-
-
-def write_rewind(runtime: Runtime, place: Place, version: int) -> Op[Checkpoint]:
-    """Continue from an older version in a new epoch; later versions are kept, off the path.
-
-    Version numbers keep increasing: the rewind itself is a `state_transition` checkpoint.
-    """
-    data = runtime.codec.encode({"rewound_to": version})
-    wanted = Draft("state_transition", {}, data, opens_epoch=True)
-    # The newest version is not read, so that a session can be rewound past a damaged one.
-    now = require_writable(runtime, place, (yield from lock_and_read(runtime, place)))
-    row = yield from find_and_hold(place.number, place.session_id, version)
-    with naming(place.session_id, version):
-        manifest = lines.manifest_of(runtime.codec, row)
-    moved = {channel: lines.closed(entry) for channel, entry in manifest.items()}
-    target = Head(now["head"], now["version"], moved)
-    checkpoint = yield from write_after(runtime, place, wanted, target)
-    assert checkpoint is not None
-    if row["key"] // VERSIONS != place.number:
-        yield from share_lines(runtime.codec, manifest, place.number)
-    yield from rows(
-        ADD_EPOCH,
-        number=place.number,
-        epoch=checkpoint.epoch,
-        first_version=checkpoint.version,
-        target_version=version,
-    )
-    told = {"version": checkpoint.version, "target": version, "epoch": checkpoint.epoch}
-    yield from emit(runtime.codec, place.root_id, place.session_id, "session_rewound", told)
-    return checkpoint

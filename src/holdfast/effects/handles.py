@@ -8,8 +8,7 @@ from typing import Any
 
 from ..access import record
 from ..arguments import require_limit, require_one_of, require_text, require_whole, shown
-from ..checkpoints.handle import require_version
-from ..checkpoints.read import spans
+from ..checkpoints.read import require_version, spans
 from ..errors import InProgress, InvalidArgument, NotFound, Refused, SessionNotFound
 from ..kernel.flow import Flow, flow, perform
 from ..kernel.nouns import find_row

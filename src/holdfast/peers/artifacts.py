@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..arguments import require_text, require_whole
-from ..checkpoints.handle import CheckpointOps
+from ..checkpoints.read import CheckpointReads
 from ..codec import Codec
 from ..errors import InvalidArgument
 from ..feed import emit
@@ -144,8 +144,8 @@ def _attempt_of(session: SessionHandle[Any]) -> dict[str, Any]:
 def _last_turn(session: SessionHandle[Any]) -> Op[int]:
     """Return the version of a session's last turn; 0 if it has none."""
     where = (session.id, session.number, session.root_id)
-    history: CheckpointOps[Any] = CheckpointOps(session.runtime, *where)
-    turns = yield from CheckpointOps.history(history, kind="turn", limit=1)
+    history: CheckpointReads[Any] = CheckpointReads(session.runtime, *where)
+    turns = yield from CheckpointReads.history(history, kind="turn", limit=1)
     return turns[0].version if turns else 0
 
 

@@ -13,7 +13,7 @@ from operator import itemgetter
 from typing import Any, TypeAlias
 
 from ..arguments import require_whole, shown
-from ..checkpoints.handle import CheckpointOps
+from ..checkpoints.read import CheckpointReads
 from ..checkpoints.write import record_status, write
 from ..codec import Codec
 from ..dataclass import dataclass
@@ -549,9 +549,9 @@ def receive(
 
 def _has_turn_since(session: SessionHandle[Any], version: int) -> Op[bool]:
     where = (session.id, session.number, session.root_id)
-    history: CheckpointOps[Any] = CheckpointOps(session.runtime, *where)
+    history: CheckpointReads[Any] = CheckpointReads(session.runtime, *where)
     if version == 0:
-        found: Sequence[Any] = yield from CheckpointOps.history(history, kind="turn", limit=1)
+        found: Sequence[Any] = yield from CheckpointReads.history(history, kind="turn", limit=1)
     else:
-        found = yield from CheckpointOps.history(history, kind="turn", after=version, limit=1)
+        found = yield from CheckpointReads.history(history, kind="turn", after=version, limit=1)
     return bool(found)

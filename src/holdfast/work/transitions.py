@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from .. import errors
-from ..checkpoints.handle import CheckpointOps
-from ..checkpoints.write import write
+from ..checkpoints.write import CheckpointOps, write
 from ..dataclass import dataclass
 from ..effects import Issued
 from ..effects.statements import is_settled
