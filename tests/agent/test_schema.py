@@ -12,8 +12,7 @@ import pytest
 
 import holdfast
 from holdfast.agent import Agent, ScriptedModel, call
-from holdfast.effects.json_schema import parameters_of, plain_arguments, typed_arguments
-from holdfast.effects.tools import tool
+from holdfast.effects.tools import parameters_of, plain_arguments, tool, typed_arguments
 from holdfast.errors import InvalidArgument, InvalidValue
 from holdfast.testing.subject import Subject, done
 from tests.agent.helpers import run

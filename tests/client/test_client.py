@@ -31,8 +31,9 @@ from holdfast import (
     StoreUnavailable,
 )
 from holdfast.access import Token
-from holdfast.effects.calls import once_rules, prepare
+from holdfast.effects.calls import prepare
 from holdfast.effects.ledger import Ledger
+from holdfast.effects.requests import once_rules
 from holdfast.effects.statements import EffectOutcome
 from holdfast.effects.tools import named_tool
 from holdfast.kernel.operation import Call

@@ -10,7 +10,7 @@ import pytest
 
 import holdfast
 from holdfast import InvalidArgument, Result, ToolUse
-from holdfast.effects import call_all
+from holdfast.effects import calls
 from holdfast.kernel.driver import Hooks, Point
 from holdfast.testing.subject import Subject, done, raises
 from tests.checkpoints.colours import both_colours
@@ -19,7 +19,7 @@ from tests.checkpoints.colours import both_colours
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Outcomes wait for each other however slow the machine is."""
-    monkeypatch.setattr(call_all, "GATHER_SECONDS", 3600)
+    monkeypatch.setattr(calls, "GATHER_SECONDS", 3600)
 
 
 class Desk:
@@ -133,7 +133,7 @@ async def test_equal_calls_run_once_and_do_not_wait_for_each_other(subject: Subj
 def test_an_outcome_that_has_waited_is_recorded_before_the_next_tool_runs(
     place: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(call_all, "GATHER_SECONDS", 0)
+    monkeypatch.setattr(calls, "GATHER_SECONDS", 0)
     desk = Desk()
     with holdfast.open(**place) as store, holdfast.open(**place) as other:
         session = store.session("s")

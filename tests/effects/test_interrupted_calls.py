@@ -17,7 +17,13 @@ from tests.effects.world import World
 from tests.faults.tracing import interrupted_everywhere
 
 LEASE_SECONDS = 5
-TRACED = ("effects/calls.py", "effects/issued.py", "effects/ops.py", "kernel/flow.py", "leases.py")
+TRACED = (
+    "effects/calls.py",
+    "effects/handles.py",
+    "effects/ledger.py",
+    "kernel/flow.py",
+    "leases.py",
+)
 
 
 def wait_until_nothing_is_owned(store: holdfast.Store, session: holdfast.Session) -> None:

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 from ..arguments import require_one_of, require_seconds, require_whole, shown
-from ..effects.json_schema import parameters_of, taking_plain
-from ..effects.tools import Tool, by_name
+from ..effects.tools import Tool, by_name, parameters_of, taking_plain
 from ..errors import InvalidArgument
 from .budget import Budget
 from .models import Model

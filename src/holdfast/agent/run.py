@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from ..effects.call_all import FATAL_ERRORS, CallAnswer, call_all
+from ..effects.calls import FATAL_ERRORS, CallAnswer, call_all
 from ..errors import (
     ApprovalNeeded,
     HoldfastError,

@@ -11,11 +11,10 @@ import msgspec
 
 from ..arguments import shown
 from ..checkpoints.diff import same
-from ..effects.call_all import FATAL_ERRORS, CallAnswer
-from ..effects.calls import PreparedCall, Result
+from ..effects.calls import FATAL_ERRORS, CallAnswer, PreparedCall
 from ..effects.handles import SessionEffects
-from ..effects.json_schema import plain_arguments
-from ..effects.tools import Tool
+from ..effects.statements import Result
+from ..effects.tools import Tool, plain_arguments
 from ..errors import (
     ApprovalNeeded,
     HoldfastError,

@@ -1,33 +1,38 @@
-"""Calling tools through the ledger: record the intent, run the tool, record the outcome."""
+"""Calling tools through the ledger: record the intent, run the tool, record the outcome.
+
+Several calls of one turn take one commit for their intents, and as few as possible for their
+outcomes. Each has its own row and lease, and is settled or in doubt on its own. The tools run in
+order, one at a time. An outcome is held back briefly to be written together with the next ones; a
+crash before that leaves its call in doubt.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import field
-from typing import Any, Generic, TypeVar
+from functools import partial
+from typing import Any, TypeAlias
 
 from ..arguments import id_of_item, require_text
 from ..codec import check
 from ..dataclass import dataclass
 from ..errors import (
-    CommitUnknown,
-    EffectFailed,
     HoldfastError,
     InProgress,
     InvalidArgument,
     InvalidValue,
+    LeaseLost,
     NotDone,
-    StoreBusy,
-    StoreFull,
-    StoreUnavailable,
+    SessionBusy,
+    SessionEnded,
+    StoreError,
 )
-from ..kernel.commit_settlement import MarkOps, parse_commit_id
 from ..kernel.flow import (
+    INTERRUPTS,
     CancelledAfterwards,
     Flow,
     Invoke,
@@ -41,53 +46,40 @@ from ..kernel.flow import (
 )
 from ..kernel.operation import Call
 from ..leases import Guard, Keeper, Kept, uptime_seconds
-from ..records import Effect, EffectKind
+from ..records import Effect
 from ..sessions.access import Place
-from ..wire import travels
-from .ledger import Busy, InDoubt, Known, Ledger, Owned
-from .requests import EffectRequest
-from .statements import EffectOutcome, Ticket, topic
-from .tools import (
-    KEY,
-    TTL_SECONDS_MAX,
-    Landed,
-    OnUnknown,
-    Tool,
-    Unknown,
-    Verdict,
-    Verify,
-    require_duration,
+from .ledger import (
+    Busy,
+    InDoubt,
+    Known,
+    Ledger,
+    Owned,
+    describe,
+    finish,
+    settle,
+    verify,
 )
-from .verification import describe, settle, unresolved, verify
+from .requests import EffectRequest, policy_of
+from .statements import (
+    EffectOutcome,
+    Result,
+    Ticket,
+    failed_before,
+    known_result,
+    topic,
+    unresolved,
+)
+from .tools import KEY, Landed, Tool, Unknown, Verdict, require_duration
 
 log = logging.getLogger("holdfast.effects")
 
-V = TypeVar("V")
-ONCE_SECONDS = 24 * 3600.0
-ONCE_KEY_CHARACTERS_MAX = 200
-FINISH_PAUSES_SECONDS = (0.1, 1.0, 5.0)
 RENEWALS_MAX = 10
 POLL_SECONDS = 0.1
 POLL_SECONDS_MAX = 2.0
-INTERRUPTS = (asyncio.CancelledError, KeyboardInterrupt, SystemExit)
-
-
-@travels
-@dataclass(frozen=True, slots=True)
-class Result(Generic[V]):
-    """What a tool returned.
-
-    `replay_of` is the effect whose stored result this is, or None if the tool ran for this call.
-    """
-
-    value: V
-    effect_id: str
-    replay_of: str | None = None
-
-    @property
-    def replayed(self) -> bool:
-        """Whether the tool was not run for this call."""
-        return self.replay_of is not None
+# After one of these, the session's other calls cannot be made either.
+FATAL_ERRORS = (LeaseLost, SessionBusy, SessionEnded, StoreError)
+# How long an outcome waits for others to be written with it.
+GATHER_SECONDS = 0.05
 
 
 @dataclass(slots=True, kw_only=True, weakref_slot=True)
@@ -374,7 +366,7 @@ class PreparedCall:
                 return None
             return Result(verdict.result, ticket.id, ticket.id)
         if outcome.status == "failed":
-            raise _failed(self.request.tool.name, ticket.id, outcome.error)
+            raise failed_before(self.request.tool.name, ticket.id, outcome.error)
         raise self._unresolved(ticket, outcome)
 
     def _settled(self, verdict: Verdict, **known: Any) -> EffectOutcome:
@@ -434,7 +426,7 @@ def prepare(
             "call the tool through the store itself"
         )
     ledger.tools[tool.name] = tool
-    policy, distinct = _policy(tool, given, call_id)
+    policy, distinct = policy_of(tool, given, call_id)
     ttl_ms = None if tool.ttl_seconds is None else round(tool.ttl_seconds * 1000)
     asked = {"arguments": given, "policy": policy, "distinct": distinct, "ttl_ms": ttl_ms, **rules}
     request = EffectRequest(
@@ -450,105 +442,155 @@ def prepare(
     return PreparedCall(ledger=ledger, request=request, arguments=given, wait_seconds=seconds)
 
 
-def _policy(
-    tool: Tool[..., Any], arguments: dict[str, Any], call_id: str | None
-) -> tuple[str, Any]:
-    if callable(tool.dedupe):
-        return "session", ["chosen", tool.dedupe(dict(arguments))]
-    if tool.dedupe == "call" and call_id is None:
-        if tool.effect == "read":
-            return "none", secrets.token_hex(16)
-        raise InvalidArgument(f'{tool.name} has dedupe="call", so each call needs a call_id')
-    if tool.dedupe == "call":
-        return "call", ["call", call_id]
-    return tool.dedupe, arguments
-
-
-def once_rules(key: str, request: Any, ttl_seconds: float | None) -> dict[str, Any]:
-    """Return the request fields of a call that is identified by the caller's own key."""
-    require_text("key", key, ONCE_KEY_CHARACTERS_MAX)
-    require_duration("ttl_seconds", ttl_seconds, TTL_SECONDS_MAX, may_be_zero=False)
-    ttl_ms = None if ttl_seconds is None else round(ttl_seconds * 1000)
-    return {"policy": "once", "distinct": key, "arguments": request, "ttl_ms": ttl_ms}
-
-
-def once_tool(
-    function: Callable[..., Any],
-    request: Any,
-    effect: EffectKind,
-    verify: Verify | None,
-    on_unknown: OnUnknown,
-    cache_failures: bool,
-) -> tuple[Tool[..., Any], Mapping[str, Any]]:
-    """Return the tool that `once` runs, and its arguments. A Tool keeps its own rules."""
-    if isinstance(function, Tool):
-        return function, {} if request is None else request
-    if not callable(function):
-        raise InvalidArgument(f"once takes a function, not {type(function).__name__}")
-    made = Tool(
-        function=function,
-        name=getattr(function, "__name__", type(function).__name__),
-        effect=effect,
-        verify=verify,
-        on_unknown=on_unknown,
-        cache_failures=cache_failures,
-        dedupe="global",
-    )
-    return made, {}
-
-
-def finish(ledger: Ledger, ticket: Ticket, outcome: EffectOutcome) -> Flow[None]:
-    """Record an outcome; after a takeover, store it as late and raise LeaseLost.
-
-    Only this process knows the outcome, so a store that is busy or unreachable is retried.
-    """
-    unknown: CommitUnknown | None = None
-    for pause in (*FINISH_PAUSES_SECONDS, None):
-        try:
-            if unknown is not None:
-                mark = parse_commit_id(unknown.id)
-                if (yield from perform(MarkOps.is_committed, MarkOps(), *mark)):
-                    ledger.signals.ring(topic(ticket.id))
-                    return
-            if (yield from perform(Ledger.finish, ledger, ticket, outcome)):
-                return
-            break
-        except INTERRUPTS:
-            # Writing the same outcome again changes nothing.
-            with contextlib.suppress(HoldfastError):
-                yield from perform_to_the_end(Ledger.finish, ledger, ticket, outcome)
-            raise
-        except (StoreBusy, StoreUnavailable, StoreFull, CommitUnknown) as error:
-            if pause is None:
-                raise
-            if isinstance(error, CommitUnknown):
-                unknown = error
-            yield from wait(pause)
-    yield from perform(Ledger.keep_late, ledger, ticket, outcome)
-    raise ticket.lost()
-
-
-def known_result(effect: Effect) -> Result[Any]:
-    """Return the result of a settled effect, or raise its error."""
-    match effect.status:
-        case "completed" if effect.reason == "not_storable":
-            raise _failed(effect.tool, effect.id, f"it happened, but {effect.error}")
-        case "completed":
-            return Result(effect.result, effect.id, effect.replay_of or effect.id)
-        case "failed":
-            raise _failed(effect.tool, effect.id, effect.error)
-    raise unresolved(effect.tool, effect.id, effect.error)
-
-
-def _failed(tool: str, id: str, error: str | None) -> EffectFailed:
-    return EffectFailed(
-        f"{tool} failed before (effect {id}): {error or 'no reason was recorded'}", effect_id=id
-    )
-
-
 def _not_storable(tool: Tool[..., Any], problem: str) -> InvalidValue:
     return InvalidValue(
         f"{tool.name} ran, and that is recorded, but its result cannot be stored: "
         f"{problem.removesuffix('.')}; return plain data from the tool",
         path="result",
     )
+
+
+CallAnswer: TypeAlias = Result[Any] | Exception
+OnAnswer: TypeAlias = Callable[[int, CallAnswer], Flow[None]]
+"""Called with each answer; if it raises, calls that have not started are not made."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """One of several calls: a tool, its arguments, and the id that the model gave the call."""
+
+    tool: Tool[..., Any]
+    arguments: Mapping[str, Any]
+    call_id: str | None = None
+
+
+def call_all(
+    calls: Sequence[PreparedCall], on_answer: OnAnswer | None = None, *, gathers: bool = True
+) -> Flow[list[CallAnswer]]:
+    """Return the result of each call, or the exception it raised.
+
+    With `gathers=False`, each outcome is recorded before its answer is reported.
+    """
+    if not calls:
+        return []
+    turn = _Turn(calls, gathers)
+    answers: list[CallAnswer] = []
+    try:
+        yield from turn.issue()
+        for index in range(len(calls)):
+            answer: CallAnswer
+            try:
+                answer = yield from turn.run(index)
+            except FATAL_ERRORS:
+                raise
+            except Exception as error:
+                answer = error
+            answers.append(answer)
+            if on_answer is not None:
+                yield from on_answer(index, answer)
+            yield from turn.record(only_if_due=True)
+        yield from turn.record()
+    except (Exception, *INTERRUPTS):
+        yield from turn.abort()
+        raise
+    return [turn.lost.get(index, answer) for index, answer in enumerate(answers)]
+
+
+class _Turn:
+    """The calls that are issued but not started, and the outcomes that are not recorded yet."""
+
+    def __init__(self, calls: Sequence[PreparedCall], gathers: bool) -> None:
+        self._calls = calls
+        self._gathers = gathers
+        self._ledger = calls[0].ledger
+        self._issued: dict[int, tuple[Ticket, Kept]] = {}
+        self._returned: list[tuple[int, Ticket, EffectOutcome, Kept]] = []
+        self._since = 0.0
+        self._issue: Call[list[Ticket | None]] | None = None
+        self.lost: dict[int, LeaseLost] = {}
+        """The calls that were taken over before their outcome was recorded."""
+
+    def issue(self) -> Flow[None]:
+        """Make the intents of all new calls durable. Reads have none."""
+        for call in self._calls:
+            call.require_colour()
+        acting = [n for n, call in enumerate(self._calls) if call.request.tool.effect != "read"]
+        if len(acting) < 2:
+            return
+        requests = [self._calls[n].request for n in acting]
+        asked_at = uptime_seconds()
+        self._issue = Call(Ledger.take_all, self._ledger, (requests,))
+        tickets: list[Ticket | None] = yield Perform(self._issue)
+        for index, ticket in zip(acting, tickets, strict=True):
+            if ticket is not None:
+                self._issued[index] = ticket, self._calls[index].keep(ticket, asked_at)
+        self._issue = None
+
+    def run(self, index: int) -> Flow[Result[Any]]:
+        """Run one call, or return the outcome that the ledger has."""
+        call = self._calls[index]
+        if index not in self._issued:
+            # It may equal an earlier call of this turn, and would wait for that one's outcome.
+            yield from self.record()
+            return (yield from call.run())
+        call.gather = partial(self._gather, index) if self._gathers else None
+        try:
+            result = yield from call.execute(*self._issued[index])
+        except BaseException as error:
+            if call.is_called or not isinstance(error, INTERRUPTS):
+                del self._issued[index]
+            raise
+        del self._issued[index]
+        return result
+
+    def _gather(self, index: int, ticket: Ticket, outcome: EffectOutcome, kept: Kept) -> None:
+        if not self._returned:
+            self._since = uptime_seconds()
+        self._returned.append((index, ticket, outcome, kept))
+
+    def record(self, *, only_if_due: bool = False) -> Flow[None]:
+        """Record the outcomes of tools that have returned, in one commit."""
+        if only_if_due and uptime_seconds() - self._since < GATHER_SECONDS:
+            return
+        returned, self._returned = self._returned, []
+        if not returned:
+            return
+        ended = [(ticket, outcome) for _, ticket, outcome, _ in returned]
+        try:
+            try:
+                recorded = yield from perform(Ledger.finish_all, self._ledger, ended)
+            except HoldfastError:
+                # `finish` retries each one by itself.
+                recorded = [False] * len(ended)
+            for (index, ticket, outcome, _), is_recorded in zip(returned, recorded, strict=True):
+                if not is_recorded:
+                    try:
+                        yield from finish(self._ledger, ticket, outcome)
+                    except LeaseLost as lost:
+                        self.lost[index] = lost
+        except INTERRUPTS:
+            with contextlib.suppress(HoldfastError):
+                yield from perform_to_the_end(Ledger.finish_all, self._ledger, ended)
+            raise
+        finally:
+            for _, _, _, kept in returned:
+                self._ledger.keeper.drop(kept)
+
+    def abort(self) -> Flow[None]:
+        """Record the outcomes of calls that returned, and close those that were never made."""
+        ended = [(ticket, outcome) for _, ticket, outcome, _ in self._returned]
+        ids = [ticket.id for ticket, _ in self._issued.values()]
+        if self._issue is not None:
+            ids += self._issue.ids
+        request = self._calls[0].request
+        with contextlib.suppress(HoldfastError):
+            if ended:
+                yield from perform_to_the_end(Ledger.finish_all, self._ledger, ended)
+        with contextlib.suppress(HoldfastError):
+            if ids:
+                given = (request.place, request.guard, ids)
+                yield from perform_to_the_end(Ledger.withdraw, self._ledger, *given)
+        for _, kept in self._issued.values():
+            self._ledger.keeper.drop(kept)
+        for _, _, _, kept in self._returned:
+            self._ledger.keeper.drop(kept)

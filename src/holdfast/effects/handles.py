@@ -1,45 +1,59 @@
-"""Effects in the API of sessions and stores: call, begin, once; list, resolve and verify."""
+"""Effects in the API of sessions and stores: call, begin, once; list, resolve and verify.
+
+`begin` is for effects whose tools the caller runs itself; it then completes or fails them.
+"""
 
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..access import record
 from ..arguments import require_limit, require_one_of, require_text, require_whole, shown
 from ..checkpoints.read import require_version, spans
+from ..dataclass import dataclass
 from ..errors import InProgress, InvalidArgument, NotFound, Refused, SessionNotFound
-from ..kernel.flow import Flow, flow, perform
+from ..kernel.flow import INTERRUPTS, Flow, flow, perform
 from ..kernel.nouns import find_row
-from ..kernel.operation import C, Handle, Lock, Op, Row, listed, operation, query, rows, whole_query
-from ..kernel.sql import merged
+from ..kernel.operation import (
+    AfterCommit,
+    C,
+    Handle,
+    Lock,
+    Op,
+    Row,
+    Runtime,
+    listed,
+    operation,
+    query,
+    rows,
+    whole_query,
+)
+from ..leases import Kept
 from ..records import EFFECT_STATUSES, Effect, EffectKind, EffectStatus
 from ..sessions.access import Place
 from ..sessions.handle import SessionHandle
-from ..sessions.rows import SESSIONS_OF_TREE, read_place
-from .call_all import ToolUse, call_all
-from .calls import (
-    ONCE_KEY_CHARACTERS_MAX,
-    ONCE_SECONDS,
-    PreparedCall,
-    Result,
-    known_result,
-    once_rules,
-    once_tool,
-    prepare,
-)
+from ..sessions.rows import read_place
+from ..wire import travels
+from .calls import PreparedCall, ToolUse, call_all, prepare
 from .history import effects_after, find_call, read_history
-from .ledger import Ledger, Match
-from .manual import Issued, Replay, begin
+from .ledger import Ledger, Match, describe, finish, settle, verify
+from .requests import ONCE_KEY_CHARACTERS_MAX, ONCE_SECONDS, once_rules, once_tool
 from .statements import (
+    EFFECT_ATTEMPTS,
     EFFECT_BY_ID,
-    IS_ABANDONED,
-    IS_IN_WORLD,
     LOCK_EFFECT,
+    PENDING_EFFECTS,
+    RECENT_CALLS,
     SELECT_EFFECTS,
+    UNRESOLVED_EFFECTS,
     EffectOutcome,
+    Result,
     Ticket,
+    known_result,
+    page_of,
     place_of,
     read_effect,
     ticket_of,
@@ -56,55 +70,99 @@ from .tools import (
     require_tool,
 )
 from .undo import Compensation, undo_after
-from .verification import settle, verify
 
 EFFECTS_PER_PAGE_MAX = 1_000
 # An effect's own key is prefixed with its scope.
 LEDGER_KEY_CHARACTERS_MAX = 1_000
 
-# Includes those of an earlier session of the same id, which calls of this one find.
-OF_SESSION = (
-    "session_number = :number",
-    "session_id = :session_id AND unlinked_at IS NOT NULL AND session_number <> :number",
-)
-LIST_EFFECTS = f"{SELECT_EFFECTS} WHERE number > :after"
-EFFECT_ATTEMPTS = f"{SELECT_EFFECTS} WHERE key = :key AND generation > 0 ORDER BY generation"
-UNSETTLED_EFFECTS = " UNION ALL ".join(
-    f"{SELECT_EFFECTS} WHERE {each} AND status <> 'completed' AND undone_by IS NULL AND {{which}}"
-    for each in OF_SESSION
-)
-UNRESOLVED_EFFECTS = UNSETTLED_EFFECTS.format(
-    which=f"status IN ('unknown', 'issued') AND (status = 'unknown' OR {IS_ABANDONED})"
-)
-PENDING_EFFECTS = UNSETTLED_EFFECTS.format(which="status = 'issued'")
-RECENT_CALLS = f"""{SELECT_EFFECTS} WHERE session_number = :number AND call_id IS NOT NULL
-    AND issued_version >= :low AND issued_version <= :high AND {IS_IN_WORLD}
-ORDER BY number DESC LIMIT :limit"""
-# Replays of an attempt share its idempotency key.
-OF_KEY = """idempotency_key IN (
-    SELECT k.idempotency_key FROM hf_effects k
-    WHERE k.key IN (CAST(:key AS TEXT), 'once:' || :key) AND k.generation > 0
-    UNION ALL SELECT CAST(:key AS TEXT)
-) AND (key IN (:key, 'once:' || :key) OR idempotency_key = :key)"""
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """The stored result of an effect that was run before."""
+
+    result: Result[Any]
 
 
-@functools.cache
-def page_of(columns: Sequence[str], status: EffectStatus | None) -> str:
-    """Return the SQL of a listing, in which each part uses the most selective index."""
-    conditions = {name: f"{name} = :{name}" for name in columns}
-    if status is not None:
-        # A literal, because a partial index is not used for a parameter.
-        rare = "" if status == "completed" else " AND status <> 'completed'"
-        conditions["status"] = f"status = '{status}'{rare}"
-    if "key" in columns:
-        conditions["key"] = OF_KEY
-    if "root_id" in columns:
-        conditions["root_id"] = f"session_number IN {SESSIONS_OF_TREE}"
-        if "tool" in columns:
-            # A tree is small; the index of a tool is not to be used.
-            conditions["tool"] = "coalesce(tool, '') = :tool"
-    parts = [[each] for each in OF_SESSION] if conditions.pop("session_id", None) else [[]]
-    return merged([" AND ".join([LIST_EFFECTS, *part, *conditions.values()]) for part in parts])
+@travels
+class Issued(Handle[C]):
+    """An effect that the caller has to run, and then to complete or fail. Its intent is durable."""
+
+    def __init__(self, runtime: Runtime, ticket: Ticket, kept: Kept | None) -> None:
+        super().__init__(runtime)
+        self.ticket = ticket
+        self._drop: Callable[[], None] = lambda: None
+        if kept is not None:
+            # If this handle is collected, the lease must expire, which leaves the effect in doubt.
+            kept.owner = weakref.ref(self)
+            self._drop = functools.partial(Ledger.of(runtime).keeper.drop, kept)
+
+    def _to_wire(self) -> tuple[Ticket]:
+        """Return the right to record the outcome."""
+        return (self.ticket,)
+
+    @classmethod
+    def _from_wire(cls, runtime: Runtime, ticket: Ticket) -> Issued[Any]:
+        """Return it with that right; its lease is kept by the client."""
+        return cls(runtime, ticket, None)
+
+    @property
+    def effect_id(self) -> str:
+        """The id of the effect."""
+        return self.ticket.id
+
+    @property
+    def idempotency_key(self) -> str:
+        """The key to pass to the receiver; the same when the attempt is retried."""
+        return self.ticket.idempotency_key
+
+    @flow
+    def complete(self, value: Any = None) -> Flow[Result[Any]]:
+        """Record that it happened, with its result. Raises LeaseLost after a takeover."""
+        yield from self._finish(self._completed(value))
+        return Result(value, self.ticket.id)
+
+    def completing(self, value: Any = None) -> Op[Result[Any]]:
+        """Record it within the current transaction: `yield from issued.completing(value)`."""
+        ended = [(self.ticket, self._completed(value))]
+        if not all((yield from Ledger.of(self.runtime).finishing(ended))):
+            raise self.ticket.lost()
+        yield AfterCommit(self._drop)
+        return Result(value, self.ticket.id)
+
+    @flow
+    def fail(self, error: BaseException | str, *, happened: bool | None = None) -> Flow[None]:
+        """Record that it failed; `happened=False` if it certainly had no effect.
+
+        Otherwise it is in doubt, and parked until it is resolved.
+        """
+        if happened is True:
+            raise InvalidArgument("record an effect that happened with complete(result)")
+        text = error if isinstance(error, str) else describe(error)
+        status: EffectStatus = "failed" if happened is False else "unknown"
+        yield from self._finish(EffectOutcome(status, "raised", error=text))
+
+    def _completed(self, value: Any) -> EffectOutcome:
+        self.runtime.codec.encode(value, name="result")
+        return EffectOutcome("completed", None, value)
+
+    def _finish(self, outcome: EffectOutcome) -> Flow[None]:
+        yield from finish(Ledger.of(self.runtime), self.ticket, outcome)
+        self._drop()
+
+
+def begin(call: PreparedCall, handle: Handle[C]) -> Flow[Replay | Issued[C]]:
+    """Return the stored outcome of a call, or the right to run it."""
+    try:
+        taken = yield from call.take()
+        if isinstance(taken, Result):
+            return Replay(taken)
+        kept = call.keep(*taken)
+        if kept.is_lost:
+            yield from call.ensure_owned(kept, taken[0])
+        return Issued(handle.runtime, taken[0], kept)
+    except INTERRUPTS:
+        yield from call.withdraw()
+        raise
 
 
 class SessionEffects(SessionHandle[C]):

@@ -1,14 +1,27 @@
-"""The ledger: decides who may run an effect, and records outcomes, one transaction each."""
+"""The ledger: decides who may run an effect, and records outcomes, one transaction each.
+
+The outcome of an effect in doubt is decided here too: `verify` asks the tool, `settle` decides.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from ..dataclass import dataclass
-from ..errors import SessionNotFound
+from ..errors import (
+    CommitUnknown,
+    HoldfastError,
+    SessionNotFound,
+    StoreBusy,
+    StoreFull,
+    StoreUnavailable,
+)
+from ..kernel.commit_settlement import MarkOps, parse_commit_id
+from ..kernel.flow import INTERRUPTS, Flow, invoke, perform, perform_to_the_end, wait
 from ..kernel.operation import (
     AfterCommit,
     Op,
@@ -48,10 +61,10 @@ from .statements import (
     ticket_of,
     topic,
 )
-from .tools import Tool, Unknown
-from .verification import settle
+from .tools import Landed, NotLanded, Tool, Unknown, Verdict
 
 KNOWN_SESSIONS_MAX = 10_000
+FINISH_PAUSES_SECONDS = (0.1, 1.0, 5.0)
 NOT_CALLED = "its caller was interrupted before the tool was called"
 SESSION_BRANCH = f"SELECT s.epoch, s.origin_number FROM {ONE_SESSION}"  # noqa: S608
 ABANDONED_UNDER_KEY = """
@@ -467,3 +480,105 @@ def _keeps_key(before: Row) -> Op[bool]:
         return True
     given = {"key": before["key"], "idempotency_key": before["idempotency_key"]}
     return before["attempt"] > 1 and (yield from one(ABANDONED_UNDER_KEY, **given)) is not None
+
+
+def finish(ledger: Ledger, ticket: Ticket, outcome: EffectOutcome) -> Flow[None]:
+    """Record an outcome; after a takeover, store it as late and raise LeaseLost.
+
+    Only this process knows the outcome, so a store that is busy or unreachable is retried.
+    """
+    unknown: CommitUnknown | None = None
+    for pause in (*FINISH_PAUSES_SECONDS, None):
+        try:
+            if unknown is not None:
+                mark = parse_commit_id(unknown.id)
+                if (yield from perform(MarkOps.is_committed, MarkOps(), *mark)):
+                    ledger.signals.ring(topic(ticket.id))
+                    return
+            if (yield from perform(Ledger.finish, ledger, ticket, outcome)):
+                return
+            break
+        except INTERRUPTS:
+            # Writing the same outcome again changes nothing.
+            with contextlib.suppress(HoldfastError):
+                yield from perform_to_the_end(Ledger.finish, ledger, ticket, outcome)
+            raise
+        except (StoreBusy, StoreUnavailable, StoreFull, CommitUnknown) as error:
+            if pause is None:
+                raise
+            if isinstance(error, CommitUnknown):
+                unknown = error
+            yield from wait(pause)
+    yield from perform(Ledger.keep_late, ledger, ticket, outcome)
+    raise ticket.lost()
+
+
+def verify(
+    hook: Callable[..., Any],
+    arguments: dict[str, Any],
+    idempotency_key: str,
+    *,
+    is_unredacted: bool = True,
+) -> Flow[Verdict]:
+    """Call a tool's verify hook; Unknown if it raises or returns anything but a verdict.
+
+    NotLanded is not trusted if the arguments are redacted: the hook looked for the wrong thing.
+    """
+    try:
+        verdict = yield from invoke(hook, arguments, idempotency_key)
+    except Exception as error:
+        return Unknown(f"verify raised {describe(error)}")
+    if isinstance(verdict, type) and issubclass(verdict, NotLanded | Unknown):
+        verdict = verdict()
+    if isinstance(verdict, NotLanded) and not is_unredacted:
+        return Unknown(
+            "its stored arguments are redacted, or the store was opened without its key, so "
+            "NotLanded proves nothing"
+        )
+    if isinstance(verdict, Landed | NotLanded | Unknown):
+        return verdict
+    return Unknown(f"verify must return Landed(…), NotLanded() or Unknown(), not {verdict!r}")
+
+
+def settle(
+    statements: Statements,
+    tool: Tool[..., Any],
+    verdict: Verdict,
+    *,
+    of: Effect | None = None,
+    reason: str | None = None,
+    error: str | None = None,
+) -> EffectOutcome:
+    """Return the outcome of an effect in doubt. The one place where it is decided.
+
+    `of` is the attempt of a dead owner, to which `max_attempts` applies: park, do not retry.
+    """
+    reason = reason or (None if of is None else of.reason) or "owner_died"
+    if isinstance(verdict, Landed):
+        outcome = statements.storable(verdict.result)
+        outcome.reason = outcome.reason or "verified"
+        return outcome
+    outcome = EffectOutcome("failed", "not_landed", error=error)
+    if isinstance(verdict, Unknown):
+        outcome = EffectOutcome("unknown", reason, error=_joined(error, verdict.why))
+        if tool.if_unknown == "retry":
+            outcome.status, outcome.reason = "failed", "abandoned"
+        elif tool.if_unknown == "fail":
+            outcome.status, outcome.reason = "failed", "given_up"
+            outcome.error = outcome.error or "its outcome is unknown"
+    most = tool.max_attempts
+    is_retried = outcome.reason in {"not_landed", "abandoned"}
+    if is_retried and of is not None and most is not None and of.attempt >= most:
+        limit = f"it was not run again after attempt {of.attempt}, as max_attempts is {most}"
+        return EffectOutcome("unknown", reason, error=_joined(outcome.error, limit))
+    return outcome
+
+
+def _joined(*texts: str | None) -> str | None:
+    return "; ".join(filter(None, texts)) or None
+
+
+def describe(error: BaseException) -> str:
+    """Return an error as one line of text."""
+    text = str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

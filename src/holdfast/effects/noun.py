@@ -28,7 +28,7 @@ from ..leases import EARLIER_BOOT
 from ..records import Effect, Finding, Pruned, SessionRef
 from ..sessions.rows import ALL_SESSIONS, GIVEN_NUMBERS, numbers_of
 from ..wire import travels
-from .ledger import Ledger
+from .ledger import Ledger, settle, verify
 from .portable import EffectsPortable
 from .statements import (
     IS_ABANDONED,
@@ -42,7 +42,6 @@ from .statements import (
     ticket_of,
 )
 from .tools import Tool, Unknown, Verdict
-from .verification import settle, verify
 
 RECOVERED_PER_PAGE = 200
 PRUNED_PER_PASS = 1_000

@@ -9,19 +9,24 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Callable, Iterable
+import secrets
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field, replace
 from typing import Any, TypeAlias
 
+from ..arguments import require_text
 from ..codec import Limits, canonical, check, with_first
 from ..dataclass import dataclass
 from ..errors import InvalidArgument
 from ..kernel.operation import Op, Query, Row, batch, one, rows
 from ..leases import Guard
+from ..records import EffectKind
 from ..sessions.access import Place
 from ..wire import travels
-from .tools import Tool
+from .tools import TTL_SECONDS_MAX, OnUnknown, Tool, Verify, require_duration
 
+ONCE_SECONDS = 24 * 3600.0
+ONCE_KEY_CHARACTERS_MAX = 200
 GLOBAL = "global"
 SESSION, ITEM, ONCE, UNDO = "session:", "item:", "once:", "undo:"
 
@@ -102,6 +107,54 @@ class EffectRequest:
         """Return the key and digest of this request under a salt."""
         asked = (self.tool.name, self.policy, self.arguments, self.distinct)
         return identify(salt, limits, self.scope, *asked)
+
+
+def policy_of(
+    tool: Tool[..., Any], arguments: dict[str, Any], call_id: str | None
+) -> tuple[str, Any]:
+    """Return the policy of a call, and the value by which calls under it are compared."""
+    if callable(tool.dedupe):
+        return "session", ["chosen", tool.dedupe(dict(arguments))]
+    if tool.dedupe == "call" and call_id is None:
+        if tool.effect == "read":
+            return "none", secrets.token_hex(16)
+        raise InvalidArgument(f'{tool.name} has dedupe="call", so each call needs a call_id')
+    if tool.dedupe == "call":
+        return "call", ["call", call_id]
+    return tool.dedupe, arguments
+
+
+def once_rules(key: str, request: Any, ttl_seconds: float | None) -> dict[str, Any]:
+    """Return the request fields of a call that is identified by the caller's own key."""
+    require_text("key", key, ONCE_KEY_CHARACTERS_MAX)
+    require_duration("ttl_seconds", ttl_seconds, TTL_SECONDS_MAX, may_be_zero=False)
+    ttl_ms = None if ttl_seconds is None else round(ttl_seconds * 1000)
+    return {"policy": "once", "distinct": key, "arguments": request, "ttl_ms": ttl_ms}
+
+
+def once_tool(
+    function: Callable[..., Any],
+    request: Any,
+    effect: EffectKind,
+    verify: Verify | None,
+    on_unknown: OnUnknown,
+    cache_failures: bool,
+) -> tuple[Tool[..., Any], Mapping[str, Any]]:
+    """Return the tool that `once` runs, and its arguments. A Tool keeps its own rules."""
+    if isinstance(function, Tool):
+        return function, {} if request is None else request
+    if not callable(function):
+        raise InvalidArgument(f"once takes a function, not {type(function).__name__}")
+    made = Tool(
+        function=function,
+        name=getattr(function, "__name__", type(function).__name__),
+        effect=effect,
+        verify=verify,
+        on_unknown=on_unknown,
+        cache_failures=cache_failures,
+        dedupe="global",
+    )
+    return made, {}
 
 
 def scope_of(session_id: str) -> str:

@@ -1,24 +1,37 @@
-"""The ledger's rows: their SQL, and how requests and outcomes are redacted and stored in them."""
+"""The ledger's rows: their SQL, how requests and outcomes are redacted and stored in them, and the
+result or error that a call gets from them.
+"""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from ..arguments import require_text
 from ..codec import Codec
 from ..dataclass import dataclass
-from ..errors import InvalidValue, LeaseLost, LimitExceeded, NotFound
+from ..errors import (
+    EffectFailed,
+    InvalidValue,
+    LeaseLost,
+    LimitExceeded,
+    NotFound,
+    Unresolved,
+)
 from ..feed import event
 from ..kernel.operation import Emit, Lock, Op, Query, Row, one
+from ..kernel.sql import merged
 from ..leases import Guard
 from ..records import Effect, EffectStatus
 from ..redaction import Redaction
 from ..sessions.access import MAY_WRITE_SESSION, Place
-from ..sessions.rows import ALL_SESSIONS, GIVEN_NUMBERS, place_of_number
+from ..sessions.rows import ALL_SESSIONS, GIVEN_NUMBERS, SESSIONS_OF_TREE, place_of_number
 from ..wire import travels
 from .requests import NEWEST_SALT, SALT_OF_SESSION, EffectRequest, derive_key
 
+V = TypeVar("V")
 ERROR_CHARACTERS_MAX = 10_000
 FIRST_FENCE = 1
 # What `undone_by` says of an effect that went back with a world; no id is like it.
@@ -142,6 +155,31 @@ UPDATE hf_effects SET unlinked_at = :now, {UNLINKED} WHERE number IN (
 ) RETURNING number
 """  # noqa: S608
 
+# Includes those of an earlier session of the same id, which calls of this one find.
+OF_SESSION = (
+    "session_number = :number",
+    "session_id = :session_id AND unlinked_at IS NOT NULL AND session_number <> :number",
+)
+LIST_EFFECTS = f"{SELECT_EFFECTS} WHERE number > :after"
+EFFECT_ATTEMPTS = f"{SELECT_EFFECTS} WHERE key = :key AND generation > 0 ORDER BY generation"
+UNSETTLED_EFFECTS = " UNION ALL ".join(
+    f"{SELECT_EFFECTS} WHERE {each} AND status <> 'completed' AND undone_by IS NULL AND {{which}}"
+    for each in OF_SESSION
+)
+UNRESOLVED_EFFECTS = UNSETTLED_EFFECTS.format(
+    which=f"status IN ('unknown', 'issued') AND (status = 'unknown' OR {IS_ABANDONED})"
+)
+PENDING_EFFECTS = UNSETTLED_EFFECTS.format(which="status = 'issued'")
+RECENT_CALLS = f"""{SELECT_EFFECTS} WHERE session_number = :number AND call_id IS NOT NULL
+    AND issued_version >= :low AND issued_version <= :high AND {IS_IN_WORLD}
+ORDER BY number DESC LIMIT :limit"""
+# Replays of an attempt share its idempotency key.
+OF_KEY = """idempotency_key IN (
+    SELECT k.idempotency_key FROM hf_effects k
+    WHERE k.key IN (CAST(:key AS TEXT), 'once:' || :key) AND k.generation > 0
+    UNION ALL SELECT CAST(:key AS TEXT)
+) AND (key IN (:key, 'once:' || :key) OR idempotency_key = :key)"""
+
 
 @travels
 @dataclass(slots=True)
@@ -209,6 +247,24 @@ class Ticket:
             effect_id=self.id,
             fence=self.fence,
         )
+
+
+@travels
+@dataclass(frozen=True, slots=True)
+class Result(Generic[V]):
+    """What a tool returned.
+
+    `replay_of` is the effect whose stored result this is, or None if the tool ran for this call.
+    """
+
+    value: V
+    effect_id: str
+    replay_of: str | None = None
+
+    @property
+    def replayed(self) -> bool:
+        """Whether the tool was not run for this call."""
+        return self.replay_of is not None
 
 
 def ticket_of(row: Row, place: Place | None, guard: Guard | None = None) -> Ticket:
@@ -453,9 +509,58 @@ def place_of(row: Row) -> Op[Place | None]:
     return Place(session["id"], session["number"], session["root_id"], None)
 
 
+def known_result(effect: Effect) -> Result[Any]:
+    """Return the result of a settled effect, or raise its error."""
+    match effect.status:
+        case "completed" if effect.reason == "not_storable":
+            raise failed_before(effect.tool, effect.id, f"it happened, but {effect.error}")
+        case "completed":
+            return Result(effect.result, effect.id, effect.replay_of or effect.id)
+        case "failed":
+            raise failed_before(effect.tool, effect.id, effect.error)
+    raise unresolved(effect.tool, effect.id, effect.error)
+
+
+def failed_before(tool: str, id: str, error: str | None) -> EffectFailed:
+    """Return the error of a call whose effect failed permanently."""
+    return EffectFailed(
+        f"{tool} failed before (effect {id}): {error or 'no reason was recorded'}", effect_id=id
+    )
+
+
+def unresolved(tool: str, id: str, error: str | None) -> Unresolved:
+    """Return the error of a call whose effect is in doubt."""
+    why = f" ({error})" if error else ""
+    return Unresolved(
+        f"the outcome of {tool} is unknown{why}; effect {id} is parked and blocks identical calls. "
+        "Resolve it with store.resolve(effect_id, Landed(…) or NotLanded(), by=…) or "
+        f"`holdfast effects resolve {id}`",
+        effect_id=id,
+    )
+
+
 def is_settled(effect_id: str | None) -> Op[bool]:
     """Whether an effect has an outcome or is gone; False for None."""
     if effect_id is None:
         return False
     found = yield from one(LOCK_EFFECT_STATUS, id=effect_id)
     return found is None or found["status"] not in {"issued", "unknown"}
+
+
+@functools.cache
+def page_of(columns: Sequence[str], status: EffectStatus | None) -> str:
+    """Return the SQL of a listing, in which each part uses the most selective index."""
+    conditions = {name: f"{name} = :{name}" for name in columns}
+    if status is not None:
+        # A literal, because a partial index is not used for a parameter.
+        rare = "" if status == "completed" else " AND status <> 'completed'"
+        conditions["status"] = f"status = '{status}'{rare}"
+    if "key" in columns:
+        conditions["key"] = OF_KEY
+    if "root_id" in columns:
+        conditions["root_id"] = f"session_number IN {SESSIONS_OF_TREE}"
+        if "tool" in columns:
+            # A tree is small; the index of a tool is not to be used.
+            conditions["tool"] = "coalesce(tool, '') = :tool"
+    parts = [[each] for each in OF_SESSION] if conditions.pop("session_id", None) else [[]]
+    return merged([" AND ".join([LIST_EFFECTS, *part, *conditions.values()]) for part in parts])

@@ -42,6 +42,8 @@ R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 S = TypeVar("S")
 
+INTERRUPTS = (asyncio.CancelledError, KeyboardInterrupt, SystemExit)
+"""What ends a caller from outside."""
 INTERRUPTS_MAX = 10
 
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..effects import Issued, Ledger, Result, Tool
-from ..effects.calls import ONCE_SECONDS, PreparedCall, once_rules, once_tool, prepare
+from ..effects.calls import PreparedCall, prepare
+from ..effects.requests import ONCE_SECONDS, once_rules, once_tool
 from ..effects.tools import OnUnknown, Verify, require_tool
 from ..errors import InvalidArgument, LeaseLost
 from ..kernel.flow import Flow, flow

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from ...arguments import require_seconds
-from ...effects.world import Range
+from ...effects.undo import Range
 from ...errors import InvalidArgument, SystemBusy
 from ...records import SessionInfo
 from ..journal import require_store

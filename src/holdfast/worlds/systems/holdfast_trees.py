@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from ...checkpoints.read import find
 from ...effects import Ledger
-from ...effects.world import (
+from ...effects.undo import (
     WITHOUT_SESSION,
     Range,
     find_running,
