@@ -145,7 +145,7 @@ def problem_of(
 ) -> dict[str, Any]:
     """Return the body of a problem; details that it must not reveal are logged instead."""
     if isinstance(error, Refusal):
-        return _body(error.code, str(error), error.members)
+        return problem_body(error.code, str(error), error.members)
     if not isinstance(error, HoldfastError):
         return _internal(error, place)
     code = code_of(error)
@@ -163,7 +163,7 @@ def problem_of(
         # The message may name a file or a host.
         detail = problem.title
         log.warning("%s: %s", place, error)
-    return _body(code, detail, members)
+    return problem_body(code, detail, members)
 
 
 def conflict_members(error: errors.VersionConflict) -> dict[str, Any]:
@@ -205,12 +205,15 @@ def _result(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _internal(error: Exception, place: str) -> dict[str, Any]:
-    body = _body("internal", None, {})
+    body = problem_body("internal")
     log.error("request %s: %s", body["request_id"], place, exc_info=error)
     return body
 
 
-def _body(code: str, detail: str | None, members: Mapping[str, object]) -> dict[str, Any]:
+def problem_body(
+    code: str, detail: str | None = None, members: Mapping[str, object] | None = None
+) -> dict[str, Any]:
+    """Return the body of a problem, with a new request id."""
     problem = PROBLEMS[code]
     return {
         "type": type_of(code),
@@ -220,7 +223,7 @@ def _body(code: str, detail: str | None, members: Mapping[str, object]) -> dict[
         "error": code,
         "retryable": problem.retryable,
         "request_id": secrets.token_hex(8),
-        **members,
+        **(members or {}),
     }
 
 

@@ -9,21 +9,18 @@ from ..errors import InvalidArgument
 from ..peers import Pause
 from ..store import Store
 from . import output
-from .command import OFFERED_MAX, Answer, Commands, Limit, argument, flag, numbered, option, page
+from .command import OFFERED_MAX, After, Answer, Commands, Limit, flag, numbered, option, page
 
 app = Commands("Show what is waiting for a person's decision, and decide it.")
 
 Approval = Annotated[
     str,
-    argument(
+    numbered(
         "APPROVAL",
         "Its id, its number in the list, or the beginning of its id.",
-        numbered(
-            lambda store: (
-                (each.number, each.id, f"{each.agent}, {each.session_id}")
-                for each in store.pauses(reason="approval", state="waiting", limit=OFFERED_MAX)
-            )
-        ),
+        lambda store: store.pauses(reason="approval", state="waiting", limit=OFFERED_MAX),
+        "agent",
+        "session_id",
     ),
 ]
 By = Annotated[str | None, option("NAME", "Who decides; required, and recorded.")]
@@ -34,7 +31,7 @@ Note = Annotated[str | None, option("TEXT", "Why (recorded).")]
 def list_approvals(
     store: Store,
     decided: Annotated[bool, flag("--all", "Include those that were decided.")] = False,
-    after: Annotated[int, option("NUMBER", "Continue after this number.")] = 0,
+    after: After = 0,
     limit: Limit = 100,
 ) -> Answer:
     """List what waits for a decision, oldest first."""

@@ -9,7 +9,7 @@ from ..errors import CorruptStore
 from ..formatting import plural
 from ..store import Store
 from . import output
-from .command import Answer, Commands, Limit, option, page
+from .command import After, Answer, Commands, Limit, option, page
 from .tokens import token_names
 
 app = Commands("Show the audit trail, and verify that nobody changed it.")
@@ -18,7 +18,7 @@ app = Commands("Show the audit trail, and verify that nobody changed it.")
 @app.command("list", mode="read")
 def list_records(
     store: Store,
-    after: Annotated[int, option("NUMBER", "Continue after this number.")] = 0,
+    after: After = 0,
     limit: Limit = 100,
 ) -> Answer:
     """List what was decided, oldest first."""

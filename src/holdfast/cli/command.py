@@ -80,18 +80,27 @@ def _completion(read: Callable[[store.Store], Offers]) -> Callable[[typer.Contex
     return complete
 
 
-def numbered(read: Callable[[store.Store], Iterable[tuple[int, str, str]]]) -> Any:
-    """Return a completion of numbers, and of ids once one has been begun."""
+def numbered(
+    metavar: str, help: str, read: Callable[[store.Store], Iterable[Any]], *about: str
+) -> Any:
+    """Return the argument for one of a list: it offers numbers, and ids once one has been begun.
+
+    `about` are the fields that describe each.
+    """
+
+    def offered(opened: store.Store) -> Offers:
+        for each in read(opened):
+            described = ", ".join(str(getattr(each, name)) for name in about)
+            yield f"{each.number} {each.id}", described
 
     def complete(ctx: typer.Context, incomplete: str) -> Offers:
-        rows = _completion(lambda opened: [(f"{n} {id}", about) for n, id, about in read(opened)])
-        for both, about in rows(ctx):
+        for both, described in _completion(offered)(ctx):
             number, _, id = both.partition(" ")
-            yield number, about
+            yield number, described
             if incomplete:
-                yield id, about
+                yield id, described
 
-    return complete
+    return argument(metavar, help, complete)
 
 
 session_ids = _completion(
@@ -132,6 +141,7 @@ OfSession = Annotated[
     str | None, option("SESSION", "Only those of this session.", offers=session_ids)
 ]
 Version = Annotated[int, argument("VERSION", "The number of a checkpoint.")]
+After = Annotated[int, option("NUMBER", "Continue after this number.")]
 Limit = Annotated[int, option("N", "Show at most this many.")]
 Tools = Annotated[
     list[str] | None,

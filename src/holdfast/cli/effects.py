@@ -13,12 +13,12 @@ from ..store import Store
 from . import output
 from .command import (
     OFFERED_MAX,
+    After,
     Answer,
     Commands,
     Limit,
     OfSession,
     Tools,
-    argument,
     flag,
     named_tools,
     numbered,
@@ -49,15 +49,12 @@ app = Commands("Show what tools did, and resolve effects whose outcome is unknow
 
 EffectId = Annotated[
     str,
-    argument(
+    numbered(
         "EFFECT",
         "The effect's id, its number in the list, or the beginning of its id.",
-        numbered(
-            lambda store: (
-                (each.number, each.id, f"{each.tool}, {each.status}")
-                for each in store.effects(limit=OFFERED_MAX)
-            )
-        ),
+        lambda store: store.effects(limit=OFFERED_MAX),
+        "tool",
+        "status",
     ),
 ]
 
@@ -71,7 +68,7 @@ def list_effects(
         str | None,
         option("STATUS", "issued, completed, failed or unknown.", offers=EFFECT_STATUSES),
     ] = None,
-    after: Annotated[int, option("NUMBER", "Continue after this number.")] = 0,
+    after: After = 0,
     limit: Limit = 100,
 ) -> Answer:
     """List effects: those in doubt first, then all in the order of issue."""

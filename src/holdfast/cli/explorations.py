@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ..checkpoints.diff import printable
 from ..store import Store
 from . import output
-from .command import OFFERED_MAX, Answer, Commands, Limit, argument, numbered, option, page
+from .command import OFFERED_MAX, After, Answer, Commands, Limit, numbered, page
 
 if TYPE_CHECKING:
     from ..worlds.stored import StoredExploration
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 app = Commands("Show explorations in a store; `holdfast explore` continues them.")
 
 
-def _offered(store: Store) -> Iterator[tuple[int, str, str]]:
+def _offered(store: Store) -> Iterable[Any]:
     from ..worlds.stored import list_explorations
 
-    for each in list_explorations(store, limit=OFFERED_MAX):
-        yield each.number, each.id, each.status
+    return list_explorations(store, limit=OFFERED_MAX)
 
 
 ExplorationId = Annotated[
     str,
-    argument(
+    numbered(
         "ID",
         "The exploration's id, its number in the list, or at least its first 8 characters.",
-        numbered(_offered),
+        _offered,
+        "status",
     ),
 ]
 
@@ -36,7 +36,7 @@ ExplorationId = Annotated[
 @app.command("list", mode="read")
 def list_all(
     store: Store,
-    after: Annotated[int, option("NUMBER", "Continue after this number.")] = 0,
+    after: After = 0,
     limit: Limit = 100,
 ) -> Answer:
     """List explorations in the order of their creation, without reading their graphs."""

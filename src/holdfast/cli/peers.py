@@ -13,10 +13,10 @@ from ..store import Store
 from . import output
 from .command import (
     OFFERED_MAX,
+    After,
     Answer,
     Commands,
     Limit,
-    argument,
     numbered,
     option,
     page,
@@ -33,15 +33,12 @@ app = Commands("Show calls to other agents, answer them by hand, or cancel them.
 
 Ask = Annotated[
     str,
-    argument(
+    numbered(
         "ASK",
         "The call's id, its number in the list, or the beginning of its id.",
-        numbered(
-            lambda store: (
-                (each.number, each.id, f"{each.agent}, {each.state}")
-                for each in store.asks(limit=OFFERED_MAX)
-            )
-        ),
+        lambda store: store.asks(limit=OFFERED_MAX),
+        "agent",
+        "state",
     ),
 ]
 
@@ -54,7 +51,7 @@ def list_calls(
         str | None,
         option("STATE", "open, ok, error, timeout or cancelled.", offers=ASK_STATES),
     ] = None,
-    after: Annotated[int, option("NUMBER", "Continue after this number.")] = 0,
+    after: After = 0,
     limit: Limit = 100,
 ) -> Answer:
     """List calls in the order in which they were made."""
@@ -85,7 +82,7 @@ def pauses(
         str | None, option("REASON", "peers, approval or time.", offers=PAUSE_REASONS)
     ] = None,
     agent: Annotated[str | None, option("NAME", "Only sessions of this agent.")] = None,
-    after: Annotated[int, option("NUMBER", "Continue after this number.")] = 0,
+    after: After = 0,
     limit: Limit = 100,
 ) -> Answer:
     """List what sessions wait for, those that wait longest first."""

@@ -8,6 +8,7 @@ from ..records import STATUSES, SessionInfo, Status
 from ..store import Store
 from . import output
 from .command import (
+    After,
     Answer,
     Commands,
     Limit,
@@ -45,7 +46,7 @@ def list_sessions(
     root: Annotated[
         str | None, option("SESSION", "Only those of this tree.", offers=session_ids)
     ] = None,
-    after: Annotated[int, option("NUMBER", "Continue after this number.")] = 0,
+    after: After = 0,
     limit: Limit = 100,
 ) -> Answer:
     """List sessions in the order of their creation, without reading their channels."""

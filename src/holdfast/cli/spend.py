@@ -9,7 +9,7 @@ from ..errors import NotFound
 from ..spend import SPEND_STATES, Spend, SpendGroup, SpendState, Spent
 from ..store import Store
 from . import output
-from .command import Answer, Commands, Limit, OfSession, argument, option, page
+from .command import After, Answer, Commands, Limit, OfSession, argument, option, page
 
 app = Commands("Show what model calls cost, and correct what is uncertain.")
 
@@ -21,7 +21,7 @@ def list_spend(
     state: Annotated[
         str | None, option("STATE", "open, settled, failed or uncertain.", offers=SPEND_STATES)
     ] = None,
-    after: Annotated[int, option("NUMBER", "Continue after this number.")] = 0,
+    after: After = 0,
     limit: Limit = 100,
 ) -> Answer:
     """List model calls, oldest first. An uncertain one is counted at its estimate."""

@@ -8,7 +8,18 @@ from ..access import PERMISSIONS, Permission, Token
 from ..access.tokens import TOKENS_PER_PAGE_MAX
 from ..store import Store
 from . import output
-from .command import Answer, Commands, Limit, Yes, argument, confirm, option, page, session_ids
+from .command import (
+    After,
+    Answer,
+    Commands,
+    Limit,
+    Yes,
+    argument,
+    confirm,
+    option,
+    page,
+    session_ids,
+)
 
 app = Commands("Create, list and revoke tokens for the server of this store.")
 
@@ -54,7 +65,7 @@ def token_names(store: Store) -> dict[str | None, str]:
 @app.command("list", mode="read")
 def list_tokens(
     store: Store,
-    after: Annotated[int, option("NUMBER", "Continue after this number.")] = 0,
+    after: After = 0,
     limit: Limit = 100,
 ) -> Answer:
     """List tokens, oldest first, without their secrets."""

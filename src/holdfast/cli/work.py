@@ -34,15 +34,12 @@ app = Commands("Show, submit and control work items, and run workers.")
 
 ItemId = Annotated[
     str,
-    argument(
+    numbered(
         "ITEM",
         "The item's id, its number in the list, or the beginning of its id.",
-        numbered(
-            lambda store: (
-                (each.number, each.id, f"{each.type}, {each.status}")
-                for each in store.work.list(limit=OFFERED_MAX)
-            )
-        ),
+        lambda store: store.work.list(limit=OFFERED_MAX),
+        "type",
+        "status",
     ),
 ]
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from .. import __version__
-from ..answers.problems import PROBLEMS, type_of
+from ..answers.problems import PROBLEMS, problem_body
 from .endpoints import Endpoint
 from .problems import CONTENT_TYPE
 
@@ -184,15 +184,7 @@ def _problems(endpoint: Endpoint) -> dict[str, Any]:
 
 
 def _example(code: str) -> dict[str, Any]:
-    problem = PROBLEMS[code]
-    return {
-        "type": type_of(code),
-        "title": problem.title,
-        "status": problem.status,
-        "error": code,
-        "retryable": problem.retryable,
-        "request_id": "9f86d081884c7d65",
-    }
+    return {**problem_body(code), "request_id": "9f86d081884c7d65"}
 
 
 def _problem_schema() -> dict[str, Any]:

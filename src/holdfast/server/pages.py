@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
@@ -76,6 +76,19 @@ def next_cursor(found: list[Any], limit: int, number: str, at: int | None = None
     place = str(getattr(found[-1], number))
     pinned = place if at is None else f"{at} {place}"
     return base64.urlsafe_b64encode(pinned.encode()).decode()
+
+
+def page(
+    call: Call,
+    found: list[Any],
+    limit: int,
+    number: str,
+    shape: Callable[[list[Any], str | None], Any],
+    shown: Callable[[Any], Any],
+) -> Answer:
+    """Return a page of a list in its shape, with each of what was found as it is shown."""
+    cursor = next_cursor(found, limit, number)
+    return paged(call, shape(list(map(shown, found)), cursor), cursor)
 
 
 def paged(call: Call, body: Any, cursor: str | None) -> Answer:

@@ -181,28 +181,34 @@ class _Search:
         found: set[Configuration] = set()
         seen: set[Configuration] = set()
         stack = [(state, done)]
+        looks = [each for each in near if self._calls[each].changes_nothing]
         while stack:
-            state, done = self._looked(*stack.pop(), near)
+            state, done = self._looked(*stack.pop(), looks)
             if number in done:
                 found.add((state, done - {number}))
                 continue
             if (state, done) in seen:
                 continue
             seen.add((state, done))
-            likes: set[str] = set()
-            needs = self._needs(near, done, state)
-            for each in near:
-                call = self._calls[each]
-                if each in done:
-                    continue
-                if not call.is_known:
-                    # It can wait, unless a result shows a version that has not been reached yet.
-                    if call.likeness in likes or not call.is_needed(state, needs):
-                        continue
-                    likes.add(call.likeness)
-                if (after := call.apply(state)) is not None:
+            for each in self._next(state, done, near):
+                if (after := self._calls[each].apply(state)) is not None:
                     stack.append((after, done | {each}))
         return found
+
+    def _next(self, state: State, done: frozenset[int], near: Sequence[int]) -> Iterable[int]:
+        """Return the calls in progress that may have their moment next."""
+        likes: set[str] = set()
+        needs = self._needs(near, done, state)
+        for each in near:
+            call = self._calls[each]
+            if each in done:
+                continue
+            if not call.is_known:
+                # It can wait, unless a result shows a version that has not been reached yet.
+                if call.likeness in likes or not call.is_needed(state, needs):
+                    continue
+                likes.add(call.likeness)
+            yield each
 
     def _needs(self, near: Sequence[int], done: frozenset[int], state: State) -> dict[int, float]:
         """Return the highest version of each key that results of calls in progress show.
@@ -224,17 +230,13 @@ class _Search:
         return needs
 
     def _looked(
-        self, state: State, done: frozenset[int], near: Sequence[int]
+        self, state: State, done: frozenset[int], looks: Sequence[int]
     ) -> tuple[State, frozenset[int]]:
         """Give reads their moment as soon as they would see what they saw, which costs nothing."""
-        looks = [
-            each
-            for each in near
-            if each not in done
-            and self._calls[each].changes_nothing
-            and self._calls[each].apply(state) is not None
-        ]
-        return state, done.union(looks)
+        seen = (each for each in looks if each not in done)
+        return state, done.union(
+            each for each in seen if self._calls[each].apply(state) is not None
+        )
 
     def _violation(self, number: int, configurations: Iterable[Configuration]) -> str:
         states = sorted({self._described(state, number) for state, _ in configurations})
@@ -274,28 +276,8 @@ class _ClaimedSearch(_Search):
     def _near(self, number: int, pending: set[int]) -> list[int]:
         return sorted(pending)
 
-    def _expanded(
-        self, state: State, done: frozenset[int], number: int, near: Sequence[int]
-    ) -> set[Configuration]:
-        found: set[Configuration] = set()
-        seen: set[Configuration] = set()
-        stack = [(state, done)]
-        looks = [each for each in near if self._calls[each].changes_nothing]
-        while stack:
-            state, done = self._looked(*stack.pop(), looks)
-            if number in done:
-                found.add((state, done - {number}))
-                continue
-            if (state, done) in seen:
-                continue
-            seen.add((state, done))
-            for each in self._next(1 + sum(version for _, version in state), near, done):
-                if (after := self._calls[each].apply(state)) is not None:
-                    stack.append((after, done | {each}))
-        return found
-
-    def _next(self, sequence: int, near: Sequence[int], done: frozenset[int]) -> list[int]:
-        """Return the calls in progress that may have been given a sequence."""
+    def _next(self, state: State, done: frozenset[int], near: Sequence[int]) -> Iterable[int]:
+        sequence = 1 + sum(version for _, version in state)
         if sequence in self._claims:
             claimed = self._claims[sequence]
             return [claimed] if claimed in near and claimed not in done else []

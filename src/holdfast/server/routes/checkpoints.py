@@ -111,8 +111,7 @@ async def list_checkpoints(call: Call) -> Answer:
     found = await call.session.history(
         kind=call.query.kind, before=pages.place_of(call), limit=limit
     )
-    cursor = pages.next_cursor(found, limit, "version")
-    return pages.paged(call, CheckpointsShape(list(map(CHECKPOINT, found)), cursor), cursor)
+    return pages.page(call, found, limit, "version", CheckpointsShape, CHECKPOINT)
 
 
 @routes.add(

@@ -65,8 +65,7 @@ async def list_effects(call: Call) -> Answer:
         after=pages.place_of(call) or 0,
         limit=limit,
     )
-    cursor = pages.next_cursor(found, limit, "number")
-    return pages.paged(call, EffectsShape(list(map(EFFECT, found)), cursor), cursor)
+    return pages.page(call, found, limit, "number", EffectsShape, EFFECT)
 
 
 @routes.add("GET", "/effects/{id}", "read", answers={200: EFFECT.type}, problems=("not_found",))

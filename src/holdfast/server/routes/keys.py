@@ -396,8 +396,7 @@ async def key_history(call: Call) -> Answer:
     found = await call.session.state.history(
         call.path["key"], after=after, before=before, limit=limit
     )
-    cursor = pages.next_cursor(found, limit, "sequence")
-    return pages.paged(call, HistoryShape(list(map(version_shape, found)), cursor), cursor)
+    return pages.page(call, found, limit, "sequence", HistoryShape, version_shape)
 
 
 async def _operate(

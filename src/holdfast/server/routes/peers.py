@@ -241,8 +241,7 @@ async def _listed(call: Call, read: Any, shown: Any, page: Any) -> Answer:
     given = {name: value for name, value in wanted.items() if name in FILTERS}
     root = call.token.root_id
     found = await read(**given, root=root, after=pages.place_of(call) or 0, limit=limit)
-    cursor = pages.next_cursor(found, limit, "number")
-    return pages.paged(call, page(list(map(shown, found)), cursor), cursor)
+    return pages.page(call, found, limit, "number", page, shown)
 
 
 async def _decided(call: Call, decide: Any) -> Answer:

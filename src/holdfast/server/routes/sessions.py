@@ -103,8 +103,7 @@ async def list_sessions(call: Call) -> Answer:
         after=pages.place_of(call) or 0,
         limit=limit,
     )
-    cursor = pages.next_cursor(found, limit, "number")
-    return pages.paged(call, SessionsShape(list(map(SESSION, found)), cursor), cursor)
+    return pages.page(call, found, limit, "number", SessionsShape, SESSION)
 
 
 @routes.add(

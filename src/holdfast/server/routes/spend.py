@@ -43,5 +43,4 @@ async def get_spend(call: Call) -> Answer:
     session, limit, after = call.query.session, pages.limit_of(call), pages.name_of(call)
     given: dict[str, Any] = {"session": session, "root": await tree_of(call, session)}
     found = await call.store.spending(call.query.by, **given, after=after, limit=limit)
-    cursor = pages.next_cursor(found, limit, "name")
-    return pages.paged(call, SpendShape(list(map(GROUP, found)), cursor), cursor)
+    return pages.page(call, found, limit, "name", SpendShape, GROUP)

@@ -137,8 +137,7 @@ async def list_items(call: Call) -> Answer:
         before=pages.place_of(call),
         limit=limit,
     )
-    cursor = pages.next_cursor(found, limit, "number")
-    return pages.paged(call, ItemsShape(list(map(ITEM, found)), cursor), cursor)
+    return pages.page(call, found, limit, "number", ItemsShape, ITEM)
 
 
 @routes.add(
