@@ -25,7 +25,6 @@ from ..sessions.rows import require_root
 from ..wire import travels
 from . import read
 from .conflicts import list_conflicts, record_conflict, recorded
-from .mutations import mutate_all
 from .records import (
     Entry,
     KeyRule,
@@ -41,6 +40,7 @@ from .retention import compact
 from .rules import Reducer, delete_rule, list_rules, require_rule, set_rule
 from .values import (
     VERSION_MAX,
+    Asked,
     DocumentOperation,
     Mutation,
     checked,
@@ -220,10 +220,8 @@ class State(SessionPart[C]):
         VersionConflict is raised, with the current version and value. With a `reason`, for a person
         who corrects a value, the event tells it, and the audit trail who it was.
         """
-        mutation = Mutation(operation="set", key=key, argument=value, if_version=if_version)
-        if reason is None:
-            return self._mutate(mutation, if_unchanged, idempotency_key)
-        return self._correct(mutation, if_unchanged, idempotency_key, reason)
+        given = (if_unchanged, idempotency_key, if_version, reason)
+        return self._mutate("set", key, value, *given)
 
     @recorded
     def delete(
@@ -235,8 +233,7 @@ class State(SessionPart[C]):
         idempotency_key: str | None = None,
     ) -> Op[Entry]:
         """Delete a key, or raise NotFound. A later version is higher than the one returned."""
-        mutation = Mutation(operation="delete", key=key, if_version=if_version)
-        return self._mutate(mutation, if_unchanged, idempotency_key)
+        return self._mutate("delete", key, None, if_unchanged, idempotency_key, if_version)
 
     @recorded
     def increment(
@@ -248,8 +245,7 @@ class State(SessionPart[C]):
         idempotency_key: str | None = None,
     ) -> Op[Entry]:
         """Add to a number; a missing key starts at 0."""
-        mutation = Mutation(operation="increment", key=key, argument=delta)
-        return self._mutate(mutation, if_unchanged, idempotency_key)
+        return self._mutate("increment", key, delta, if_unchanged, idempotency_key)
 
     @recorded
     def append(
@@ -261,8 +257,7 @@ class State(SessionPart[C]):
         idempotency_key: str | None = None,
     ) -> Op[Entry]:
         """Append items to a list; a missing key starts empty."""
-        mutation = Mutation(operation="append", key=key, argument=items)
-        return self._mutate(mutation, if_unchanged, idempotency_key)
+        return self._mutate("append", key, items, if_unchanged, idempotency_key)
 
     @recorded
     def merge(
@@ -274,8 +269,7 @@ class State(SessionPart[C]):
         idempotency_key: str | None = None,
     ) -> Op[Entry]:
         """Merge a patch into an object (RFC 7396): null removes a member."""
-        mutation = Mutation(operation="merge", key=key, argument=patch)
-        return self._mutate(mutation, if_unchanged, idempotency_key)
+        return self._mutate("merge", key, patch, if_unchanged, idempotency_key)
 
     @recorded
     def add(
@@ -287,8 +281,7 @@ class State(SessionPart[C]):
         idempotency_key: str | None = None,
     ) -> Op[Entry]:
         """Add a member to a set, which is a list without equal members."""
-        mutation = Mutation(operation="add", key=key, argument=item)
-        return self._mutate(mutation, if_unchanged, idempotency_key)
+        return self._mutate("add", key, item, if_unchanged, idempotency_key)
 
     @recorded
     def remove(
@@ -300,8 +293,7 @@ class State(SessionPart[C]):
         idempotency_key: str | None = None,
     ) -> Op[Entry]:
         """Remove a member from a set, if it is present."""
-        mutation = Mutation(operation="remove", key=key, argument=item)
-        return self._mutate(mutation, if_unchanged, idempotency_key)
+        return self._mutate("remove", key, item, if_unchanged, idempotency_key)
 
     @recorded
     def reduce(
@@ -313,8 +305,7 @@ class State(SessionPart[C]):
         idempotency_key: str | None = None,
     ) -> Op[Entry]:
         """Change a key by the reducer of its rule, or raise NotFound if it has none."""
-        mutation = Mutation(operation="reduce", key=key, argument=value)
-        return self._mutate(mutation, if_unchanged, idempotency_key)
+        return self._mutate("reduce", key, value, if_unchanged, idempotency_key)
 
     @recorded
     def batch(
@@ -476,25 +467,21 @@ class State(SessionPart[C]):
 
     def _mutate(
         self,
-        mutation: Mutation,
+        operation: Asked,
+        key: str,
+        argument: Any,
         if_unchanged: Mapping[str, int] | None,
-        key: str | None,
+        idempotency_key: str | None,
+        if_version: int | None = None,
         reason: str | None = None,
     ) -> Op[Entry]:
-        [entry] = yield from self._apply([checked(mutation)], if_unchanged, key, reason)
-        return entry
-
-    def _correct(
-        self,
-        mutation: Mutation,
-        if_unchanged: Mapping[str, int] | None,
-        key: str | None,
-        reason: str,
-    ) -> Op[Entry]:
-        require_text("reason", reason, REASON_CHARACTERS_MAX)
-        entry = yield from self._mutate(mutation, if_unchanged, key, reason)
-        subject, told = f"{self.root_id} {mutation.key}", f"version {entry.version}"
-        yield from record(self.runtime.actor, "state_set", subject, told)
+        if reason is not None:
+            require_text("reason", reason, REASON_CHARACTERS_MAX)
+        asked = Mutation(operation=operation, key=key, argument=argument, if_version=if_version)
+        [entry] = yield from self._apply([checked(asked)], if_unchanged, idempotency_key, reason)
+        if reason is not None:
+            told = (f"{self.root_id} {key}", f"version {entry.version}")
+            yield from record(self.runtime.actor, "state_set", *told)
         return entry
 
     def _apply(
@@ -512,7 +499,12 @@ class State(SessionPart[C]):
             asked = [unchanged, *parts]
         draft = self._draft(idempotency_key, asked)
         draft.reason = None if reason is None else self.runtime.redactor.redact(reason)
-        return mutate_all(draft, mutations, unchanged)
+        known = yield from draft.begin([*(each.key for each in mutations), *unchanged])
+        if known is None:
+            entries = draft.apply_all(mutations, unchanged)
+            yield draft.flush()
+            return entries
+        return (yield from read.entries_from(self.runtime.codec, self.root_id, mutations, known))
 
     def _write(
         self,

@@ -286,6 +286,18 @@ def entry_at(codec: Codec, root_id: str, key: str, at: int) -> Op[Entry | None]:
     return entries[-1] if entries else None
 
 
+def entries_from(
+    codec: Codec, root_id: str, mutations: Iterable[Mutation], sequence: int
+) -> Op[list[Entry]]:
+    """Return what each of some mutations left, the first of which has this sequence."""
+    entries = []
+    for at, mutation in enumerate(mutations, sequence):
+        entry = yield from entry_at(codec, root_id, mutation.key, at)
+        assert entry is not None
+        entries.append(entry)
+    return entries
+
+
 def read_head(root_id: str) -> Op[tuple[int, int]]:
     """Return the newest and the oldest sequence of a tree's state that can be read."""
     head = yield from _head(root_id)

@@ -11,12 +11,14 @@ from typing import Any
 import msgspec
 
 from ..checkpoints.diff import same
+from ..codec import Codec
 from ..errors import KeyNotFound, LimitExceeded, RequestMismatch, VersionConflict
 from ..feed.events import ADVANCE_SEQUENCE, TREE_SEQUENCE, sequence_event
 from ..kernel.operation import Batch, Deferred, Lock, Op, Query, Row, Runtime
 from ..kernel.sql import given
 from ..leases import Keeper
 from ..sessions.access import LOCK_SESSION, Place, require_fence, require_open
+from .records import Entry
 from .requests import KeyedRequest
 from .rules import GIVEN_KEYS, HAS_RULES, NO_RULE, Rule, read_rules, resolved
 from .values import MISSING, DocumentOperation, Mutation, applied
@@ -239,6 +241,34 @@ class StateWrite(msgspec.Struct):
             **more,
         )
 
+    def apply_all(
+        self, mutations: Sequence[Mutation], if_unchanged: Mapping[str, int]
+    ) -> list[Entry]:
+        """Apply mutations in order, all or none; return what each left."""
+        codec, entries = self.runtime.codec, []
+        self.require(if_unchanged)
+        for position, mutation in enumerate(mutations):
+            slot, expected = self.slot(mutation.key), mutation.if_version
+            if expected is not None and expected != slot.current_version:
+                raise _conflict(self, mutations, position)
+            is_new = slot.body is None
+            # A number costs nothing to tell twice; a long list would.
+            previous = self.value(mutation.key) if mutation.operation == "increment" else MISSING
+            self.mutate(mutation)
+            entry = Entry(
+                key=mutation.key,
+                value=_own(codec, slot.value, slot.body),
+                version=slot.version,
+                sequence=self.sequence,
+                updated_by=self.place.session_id,
+                updated_at=self.at,
+                is_deleted=slot.body is None,
+                is_created=is_new,
+                previous=None if previous is MISSING else previous,
+            )
+            entries.append(entry)
+        return entries
+
     def mutate(self, mutation: Mutation) -> None:
         """Change one key: one event."""
         if mutation.operation == "reduce":
@@ -404,3 +434,32 @@ def _reading(root_id: str, keys: Sequence[str] | None) -> Query:
     if keys is None:
         return Query(READ_ALL_ENTRIES, {"root_id": root_id})
     return Query(READ_ENTRIES, {"root_id": root_id, "keys": given(keys)})
+
+
+def _own(codec: Codec, value: Any, body: bytes | None) -> Any:
+    """Return a value that is independent of the caller's object."""
+    if body is None:
+        return None
+    return codec.decode(body) if type(value) in (list, dict) else value
+
+
+def _conflict(state: StateWrite, mutations: Sequence[Mutation], position: int) -> VersionConflict:
+    """Return the error for the first conflict of a batch, which lists later ones on other keys."""
+    first = mutations[position]
+    expected = first.if_version or 0
+    if len(mutations) == 1:
+        return state.conflict(first.key, expected)
+    results: list[dict[str, Any]] = []
+    touched: set[str] = set()
+    for number, each in enumerate(mutations):
+        current = state.slot(each.key).current_version
+        is_conflict = number == position or (
+            number > position and each.key not in touched and each.if_version not in {None, current}
+        )
+        results.append({"key": each.key, "status": "not_applied"})
+        if is_conflict:
+            found = state.conflict(each.key, each.if_version or 0).fields
+            told = ("current_version", "expected_version", "current_value")
+            results[-1] |= {"status": "conflict", **{name: found[name] for name in told}}
+        touched.add(each.key)
+    return state.conflict(first.key, expected, results=results)
