@@ -24,12 +24,12 @@ RECORDS = f"{HOME}dataclass.py"
 MESSAGES = [{"role": "user", "content": "hello"}]
 
 LIMITS = {
-    "append": (60, 14, 12),
-    "save": (69, 14, 12),
-    "call": (114, 20, 16),
+    "append": (60, 12, 12),
+    "save": (69, 12, 12),
+    "call": (112, 18, 16),
     "claim": (40, 11, 12),
-    "complete": (41, 10, 11),
-    "increment": (77, 17, 16),
+    "complete": (40, 10, 11),
+    "increment": (76, 16, 16),
 }
 
 

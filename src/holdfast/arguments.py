@@ -156,9 +156,10 @@ def milliseconds_of(label: str, moment: object) -> int:
 
 def measure(value: object, path: ValuePath, room: int, depth: int, level: int = 1) -> int:
     """Refuse what is not plain data; return the remaining room, in bytes, after its nodes."""
-    is_dict = type(value) is dict
-    if not is_dict and type(value) is not list:
-        if not _is_scalar(value):
+    kind = type(value)
+    is_dict = kind is dict
+    if not is_dict and kind is not list:
+        if kind is not str and kind is not int and not _is_scalar(value):
             raise _refusal(value, path)
         return room
     nodes: Any = value
