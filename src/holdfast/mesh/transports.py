@@ -16,8 +16,6 @@ import msgspec
 from ..arguments import require_text, shown
 from ..errors import HoldfastError, InvalidArgument
 
-ADDRESS_CHARACTERS_MAX = 300
-
 
 class TransportError(HoldfastError):
     """The transport cannot be reached or has not accepted a message, which is resent later."""

@@ -88,11 +88,6 @@ def withdraw_request(runtime: Runtime, ask: Row, *, tells_peer: bool) -> Op[None
     yield from post(runtime, "cancel", ask["id"], ask["route"], address)
 
 
-def remove_message(number: int, ask_id: str) -> Op[None]:
-    """Remove a message that this store sent to itself and has received."""
-    yield from defer(REMOVE_MESSAGE, number=number, ask_id=ask_id)
-
-
 def cancel_token(key: str) -> str:
     """Return the digest, sent with the request, of the key with which the call can be cancelled."""
     return hashlib.sha256(key.encode()).hexdigest()

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 import psycopg
@@ -30,7 +30,6 @@ from ..driver import Boundary
 from ..flow import in_thread
 from ..operation import Row
 
-R = TypeVar("R")
 _Key: TypeAlias = "tuple[str, tuple[int, ...]]"
 
 PREPARED_MAX = 1_000
