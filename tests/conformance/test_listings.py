@@ -23,6 +23,7 @@ from benchmarks import bulk
 from benchmarks.bulk import BIG, RARE, session_id
 from holdfast.access import AccessNoun
 from holdfast.checkpoints.keys import ITEMS, VERSIONS
+from holdfast.checkpoints.removal import prunable
 from holdfast.effects.noun import UNREACHABLE, Pruning
 from holdfast.explorations.rows import (
     LIST_EDGES,
@@ -31,7 +32,11 @@ from holdfast.explorations.rows import (
     LIST_STEPS,
     Explorations,
 )
-from holdfast.kernel.commit_settlement import FORGET_OLDEST_WRITERS, WRITERS_LOOKED_AT
+from holdfast.kernel.commit_settlement import (
+    FORGET_OLDEST_WRITERS,
+    FORGET_WRITERS,
+    WRITERS_LOOKED_AT,
+)
 from holdfast.kernel.nouns import Noun, Retention
 from holdfast.kernel.operation import Op, one, rows
 from holdfast.kernel.owned_rows import OwnedRows
@@ -133,6 +138,15 @@ LISTINGS: dict[str, Listing] = {
     "work.why(id), of one that waits": lambda tx, _: tx.work.why(bulk.item_id(100)),
     "what the first write of a connection forgets": lambda *_: rows(
         FORGET_OLDEST_WRITERS, age_ms=1, limit=WRITERS_LOOKED_AT
+    ),
+    "what a prune forgets of writers": lambda *_: rows(
+        FORGET_WRITERS, ids='{"nobody": null}', age_ms=1
+    ),
+    "versions that a prune may remove, late ones": lambda tx, size: prunable(
+        Retention(work_ms=0, key_ms=0, effect_ms=0, keep=10),
+        size + 1,
+        size - 100,
+        50,
     ),
     "a heartbeat": lambda *_: heartbeat({20: 1}, 60),
     "tokens.find()": lambda tx, _: tx.tokens.find("hf_unknown"),
@@ -352,6 +366,11 @@ BESIDE = {
     "raised": 0,
     "lease_ms": 1,
     "limit": 100,
+    "number": 0,
+    "low": 0,
+    "high": VERSIONS,
+    "keep": 10,
+    "key_ms": 0,
 }
 
 

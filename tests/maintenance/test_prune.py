@@ -28,7 +28,7 @@ from holdfast.errors import (
     StoreBusy,
     StoreUnavailable,
 )
-from holdfast.kernel import files
+from holdfast.kernel import commit_settlement, files
 from holdfast.kernel.driver import Hooks, Point, Trace
 from holdfast.kernel.operation import rows
 from holdfast.maintenance import Pruned, read_archive
@@ -201,6 +201,28 @@ def test_writers_that_are_long_gone_are_forgotten(place: Any) -> None:
             store.session("a").save(a=2)
 
 
+def test_very_many_writers_are_forgotten_in_small_transactions(
+    place: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add = "INSERT INTO hf_writers (id, batch, updated_at) VALUES (:id, 1, :at)"
+
+    def forgotten(tx: holdfast.Transaction, now_ms: int) -> holdfast.Op[None]:
+        for number in range(30):
+            at = now_ms if number % 6 == 0 else 0
+            yield from rows(add, id=f"writer {number:02}", at=at)
+
+    monkeypatch.setattr(commit_settlement, "WRITERS_PER_PASS", 10)
+    traces: list[Trace] = []
+    with open_at(place, hooks=Hooks(trace=traces.append)) as store:
+        # The first write of a connection forgets some too.
+        store.session("a")
+        store.run(forgotten, store.now_ms())
+        traces.clear()
+        assert store.prune() == Pruned(writers=25)
+        assert [each.call for each in traces].count("_forget") == 3
+        assert store.prune() == Pruned()
+
+
 def test_many_sessions_are_paged(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(removal, "SESSIONS_PER_PAGE", 3)
     monkeypatch.setattr(removal, "VERSIONS_PER_PASS", 4)
@@ -234,6 +256,31 @@ def test_each_manifest_is_read_a_bounded_number_of_times(
             costs.append(sum(point.call == "remove_planned" for point in before) / count)
         assert pages[1] <= 3 * pages[0]
         assert costs[1] <= costs[0] * 1.1
+
+
+def test_forks_cost_a_prune_nothing(place: Any) -> None:
+    """Each of them resumes at its fork point, which they share, or in itself."""
+    traces: list[Trace] = []
+    with open_at(place, hooks=Hooks(trace=traces.append)) as store:
+        costs = []
+        for forks in (4, 40):
+            session = store.session(f"origin of {forks}")
+            session.record("iteration_start", {"iteration": 1})
+            talk(session, 30)
+            for number in range(forks):
+                fork = session.fork(20)
+                if number % 2:
+                    fork.record("iteration_start", {"iteration": 2})
+            traces.clear()
+            assert store.prune(session=session, keep=5).checkpoints == 24
+            assert versions(session) == [1, 20, 27, 28, 29, 30, 31]
+            planned = ("read_plan", "remove_planned")
+            costs.append([each.statements for each in traces if each.call in planned])
+        assert costs[0] == costs[1]
+        traces.clear()
+        store.prune(keep=5)
+        # The forks have the number of a long session, and few versions.
+        assert [each.call for each in traces].count("read_plan") == 2
 
 
 @pytest.mark.parametrize("call", ["remove_planned", "release_unused"])

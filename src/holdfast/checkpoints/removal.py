@@ -29,12 +29,12 @@ from ..kernel.operation import (
     Runtime,
     one,
     operation,
-    query,
     rows,
     whole_query,
 )
+from ..kernel.sql import given, given_keys
 from ..records import Pruned
-from ..sessions.retention import LIST_FORKS, LIST_LONG_SESSIONS
+from ..sessions.retention import FORK_POINTS, FORKS, LIST_LONG_SESSIONS
 from ..sessions.rows import ALL_SESSIONS, READ_SESSION
 from .archive import archive_line
 from .keys import ITEMS, VERSIONS
@@ -87,9 +87,9 @@ ORDER BY key LIMIT 1
 REMOVE_TAIL = "DELETE FROM hf_items WHERE key >= :low AND key < :high"
 KEEP_ITEMS = "INSERT INTO hf_items (key, count, data) VALUES (:key, :count, :data)"
 # The one place that excludes what retention must keep.
-LIST_PRUNABLE = f"""
+_PRUNABLE = f"""
 SELECT key FROM hf_checkpoints c
-WHERE key >= :low AND key < :high AND kind <> 'approval_point'
+WHERE {{chosen}} AND kind <> 'approval_point'
     AND key < (
         SELECT min(key) FROM (
             SELECT key FROM hf_checkpoints WHERE key >= :low AND key < :high
@@ -99,11 +99,25 @@ WHERE key >= :low AND key < :high AND kind <> 'approval_point'
     AND (idempotency_key IS NULL OR created_at <= :now - :key_ms)
     AND NOT EXISTS (SELECT 1 FROM hf_pins p WHERE p.key = c.key)
     AND NOT EXISTS (SELECT 1 FROM hf_attestations a WHERE a.key = c.key)
+    AND c.key - :low NOT IN ({FORK_POINTS})
+ORDER BY key
+"""  # noqa: S608
+LIST_PRUNABLE = _PRUNABLE.format(chosen="key > :low + :after AND key < :high") + "LIMIT :limit"
+STILL_PRUNABLE = _PRUNABLE.format(chosen=f"key IN {given_keys('keys', 'INTEGER')}")
+# Of forks that have no resume point of their own, and were not rewound, one for each fork point;
+# and all that were rewound.
+LIST_RESUMING_FORKS = f"""
+{FORKS}
+SELECT min(member) AS member FROM forks
+WHERE NOT EXISTS (SELECT 1 FROM hf_epochs e WHERE e.session_number = member)
     AND NOT EXISTS (
-        SELECT 1 FROM {ALL_SESSIONS}
-        WHERE s.origin_number = :number AND s.origin_version = c.key - :low
+        SELECT 1 FROM hf_checkpoints c
+        WHERE c.key >= member * {VERSIONS} AND c.key < (member + 1) * {VERSIONS}
+            AND c.iteration IS NOT NULL
     )
-ORDER BY key LIMIT :limit
+GROUP BY origin_number, origin_version
+UNION ALL SELECT member FROM forks
+WHERE EXISTS (SELECT 1 FROM hf_epochs e WHERE e.session_number = member)
 """  # noqa: S608
 LIST_UNUSED = """
 SELECT id FROM hf_lines WHERE id > :after
@@ -212,7 +226,8 @@ def _prune_session(runtime: Runtime, retention: Retention, session: Row) -> Flow
     and the next prune gets to the lines too.
     """
     removed = archived = 0
-    while plan := (yield from perform(read_plan, runtime, retention, session, not removed)):
+    after = 0
+    while plan := (yield from perform(read_plan, runtime, retention, session, after)):
         if retention.archive is not None:
             yield from invoke(retention.archive.append, plan.lines)
             archived += len(plan.lines)
@@ -224,6 +239,7 @@ def _prune_session(runtime: Runtime, retention: Retention, session: Row) -> Flow
         )
         if plan.is_last:
             break
+        after = plan.keys[-1] % VERSIONS
     NeedsCache.of(runtime).clear()
     return removed, archived
 
@@ -250,11 +266,11 @@ class PrunePlan:
 
 @whole_query
 def read_plan(
-    runtime: Runtime, retention: Retention, session: Row, is_first: bool
+    runtime: Runtime, retention: Retention, session: Row, after: int
 ) -> Op[PrunePlan | None]:
-    """Return what the next pass removes, or None; takes no locks."""
+    """Return what a pass removes after a version, or None; takes no locks."""
     codec, number = runtime.codec, session["number"]
-    keys = yield from prunable(retention, number, VERSIONS_PER_PASS + 1)
+    keys = yield from prunable(retention, number, after, VERSIONS_PER_PASS + 1)
     plan = PrunePlan(keys[:VERSIONS_PER_PASS])
     if retention.archive is not None:
         plan.keys, plan.lines = yield from _archived(codec, session["id"], plan.keys)
@@ -262,7 +278,7 @@ def read_plan(
     if not plan.keys:
         return None
     if not plan.is_last:
-        if is_first:
+        if not after:
             # Raises before anything is removed if a version is damaged.
             yield from read_needs(codec, [number])
         return plan
@@ -298,7 +314,7 @@ def remove_planned(
     yield Lock(session["root_id"])
     # Since they were chosen, one may have been pinned, attested or forked.
     number, planned = session["number"], set(plan.keys)
-    keys = sorted(planned.intersection((yield from prunable(retention, number, len(planned)))))
+    keys = yield from still_prunable(retention, number, plan.keys)
     if not keys:
         return 0
     removals = (Query(REMOVE_VERSION, {"key": key}) for key in keys)
@@ -328,7 +344,7 @@ def _release(
     return needs
 
 
-@query
+@whole_query
 def list_long(_: Runtime, retention: Retention, after: int) -> Op[list[Row]]:
     """Return the next sessions that may have versions to remove."""
     only = retention.session
@@ -375,19 +391,34 @@ def remove_unused(_: Runtime, line_ids: list[int]) -> Op[None]:
     yield from release_lines(0, line_ids)
 
 
-def prunable(retention: Retention, number: int, limit: int) -> Op[list[int]]:
-    """Return up to `limit` keys of versions that may be removed, oldest first."""
-    protected = set()
-    # A fork may still resume from before its fork point, in this session.
-    forks = yield from rows(LIST_FORKS, number=number)
+def prunable(retention: Retention, number: int, after: int, limit: int) -> Op[list[int]]:
+    """Return up to `limit` keys of versions after one that may be removed, oldest first."""
+    protected = yield from _resume_points(number)
+    wanted = {"after": after, "limit": limit + len(protected)}
+    found = yield from rows(LIST_PRUNABLE, **_kept(retention, number), **wanted)
+    return [row["key"] for row in found if row["key"] not in protected][:limit]
+
+
+def still_prunable(retention: Retention, number: int, keys: Sequence[int]) -> Op[list[int]]:
+    """Return which of the given versions may be removed, oldest first."""
+    protected = yield from _resume_points(number)
+    found = yield from rows(STILL_PRUNABLE, **_kept(retention, number), keys=given(keys))
+    return [row["key"] for row in found if row["key"] not in protected]
+
+
+def _kept(retention: Retention, number: int) -> dict[str, int | None]:
+    return {**bounds_of(number), "keep": retention.keep, "key_ms": retention.key_ms}
+
+
+def _resume_points(number: int) -> Op[set[int]]:
+    """Return the keys of versions of a session from which it or a fork may resume."""
+    found = set()
+    forks = yield from rows(LIST_RESUMING_FORKS, number=number)
     for member in (number, *(fork["member"] for fork in forks)):
         row = yield from resume_row(member)
         if row is not None and row["key"] // VERSIONS == number:
-            protected.add(row["key"])
-    given = {"keep": retention.keep, "key_ms": retention.key_ms}
-    more = limit + len(protected)
-    found = yield from rows(LIST_PRUNABLE, **bounds_of(number), **given, limit=more)
-    return [row["key"] for row in found if row["key"] not in protected][:limit]
+            found.add(row["key"])
+    return found
 
 
 def _ranges(versions: list[int]) -> list[list[int]]:

@@ -9,11 +9,14 @@ question closes the row. Transaction ids would not do: a server may reuse one af
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from ..arguments import shown
 from ..errors import InvalidArgument
 from ..wire import travels
-from .operation import Op, Query, one, operation, rows
+from .flow import Flow, perform
+from .operation import Op, Query, one, operation, rows, whole_query
+from .sql import given, given_keys
 
 # A closed row has a negative number. Marking a batch there fails on the column's NOT NULL.
 _MARK = """
@@ -43,7 +46,14 @@ SELECT count(*) AS writers,
 FROM hf_writers
 """
 READ_WRITER = "SELECT batch FROM hf_writers WHERE id = :writer_id"
-FORGET_WRITERS = "DELETE FROM hf_writers WHERE updated_at < :now - :age_ms RETURNING id"
+LIST_OLD_WRITERS = """
+SELECT id FROM hf_writers WHERE id > :after AND updated_at < :now - :age_ms
+ORDER BY id LIMIT :limit
+"""
+FORGET_WRITERS = f"""
+DELETE FROM hf_writers WHERE id IN {given_keys("ids")} AND updated_at < :now - :age_ms
+RETURNING id
+"""  # noqa: S608
 # Ids sort by the time their connection was opened, so the oldest writers come first.
 FORGET_OLDEST_WRITERS = """
 DELETE FROM hf_writers WHERE updated_at < :now - :age_ms
@@ -52,6 +62,7 @@ DELETE FROM hf_writers WHERE updated_at < :now - :age_ms
 FORGET_WRITER = "DELETE FROM hf_writers WHERE id = :writer_id AND batch >= 0"
 WRITER_KEPT_MS = 7 * 24 * 3600 * 1000
 WRITERS_LOOKED_AT = 100
+WRITERS_PER_PASS = 1_000
 _COMMIT_ID = re.compile(r"([\w-]{1,64}):([0-9]{1,18})", re.ASCII)
 
 
@@ -80,7 +91,7 @@ def parse_commit_id(id: str) -> tuple[str, int]:
 
 @travels
 class MarkOps:
-    """Settles commits, and forgets writers that nobody will ask about."""
+    """Settles commits."""
 
     def _to_wire(self) -> tuple[()]:
         """Return nothing."""
@@ -97,7 +108,22 @@ class MarkOps:
         row = yield from one(SETTLE_BATCH, writer_id=writer_id, batch=batch)
         return row is not None and is_there(batch, row["batch"])
 
-    @operation
-    def forget(self) -> Op[int]:
-        """Forget writers that have not written for a week, and return how many."""
-        return len((yield from rows(FORGET_WRITERS, age_ms=WRITER_KEPT_MS)))
+
+def forget_writers() -> Flow[int]:
+    """Forget writers that have not written for a week, some at a time; return how many."""
+    count, after = 0, ""
+    while ids := (yield from perform(_list_old, None, after)):
+        count += yield from perform(_forget, None, ids)
+        after = ids[-1]
+    return count
+
+
+@whole_query
+def _list_old(_: object, after: str) -> Op[list[str]]:
+    wanted = {"after": after, "age_ms": WRITER_KEPT_MS, "limit": WRITERS_PER_PASS}
+    return [row["id"] for row in (yield from rows(LIST_OLD_WRITERS, **wanted))]
+
+
+@operation
+def _forget(_: object, ids: Sequence[str]) -> Op[int]:
+    return len((yield from rows(FORGET_WRITERS, ids=given(ids), age_ms=WRITER_KEPT_MS)))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..access import record
 from ..arguments import require_seconds, require_text, require_whole
-from ..kernel.commit_settlement import MarkOps
+from ..kernel.commit_settlement import forget_writers
 from ..kernel.files import Archive
 from ..kernel.flow import Flow, invoke, perform, served
 from ..kernel.health import read_size
@@ -92,7 +92,7 @@ class MaintenanceOps(Handle[C]):
             if archive_file is not None:
                 archive_file.close()
         if only is None:
-            writers = yield from perform(MarkOps.forget, MarkOps())
+            writers = yield from forget_writers()
             pruned = replace(pruned, writers=writers)
         if vacuum:
             yield from invoke(self.runtime.driver.vacuum)

@@ -74,7 +74,7 @@ HOLDERS: Final = (
     ResumePrompt, TreeReader, AllTreesReader, MarkOps, IdentityOps, _Recovery, _Instance, Tokens,
 )  # fmt: skip
 FUNCTIONS: Final = (turn, find_ready, not_ended)
-NOT_SERVED: Final = frozenset({"MarkOps.forget", "Tokens.find"})
+NOT_SERVED: Final = frozenset({"Tokens.find"})
 # What a token limited to a tree may call besides methods of that tree's sessions and items.
 IN_A_TREE: Final = frozenset(
     {
