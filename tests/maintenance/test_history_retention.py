@@ -105,6 +105,31 @@ def test_a_tree_that_is_opened_again_while_it_is_pruned_keeps_its_history(
         root.state.events()
 
 
+def test_changes_that_stay_are_looked_at_once(
+    store: holdfast.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many stay, a pass looks at a bounded number, all of them after the pass before."""
+    monkeypatch.setattr("holdfast.state.retention.ROWS_PER_PASS", 10)
+    root = store.session("tree")
+    for number in range(25):
+        root.state.set(f"stays {number:02}", number)
+    for number in range(30):
+        root.state.set("changes", number)
+    root.end()
+    before = root.state.snapshot().document
+    compaction: Any = Compaction(store.runtime, "tree")
+    floor = root.state.version()
+    assert compaction.raise_floor(floor, only_ended=True)
+    assert compaction.remove_events(floor, (40, "")) == (10, (49, "changes"))
+    after, passes = (0, ""), []
+    while after is not None:
+        count, after = compaction.remove_events(floor, after)
+        passes.append(count)
+    # Of the 29 that go, 14 are in front of where the first pass began, and 5 behind its end.
+    assert passes == [0, 0, 5, 10, 4]
+    assert root.state.snapshot().document == before
+
+
 def test_what_is_younger_stays_and_nothing_in_front_of_it_is_missing(
     store: holdfast.Store, clock: VirtualClock, place: dict[str, Any]
 ) -> None:

@@ -10,7 +10,17 @@ from ..kernel.append_only import through_door
 from ..kernel.files import archived
 from ..kernel.flow import Flow, invoke, perform
 from ..kernel.nouns import Retention
-from ..kernel.operation import Lock, Op, Query, Row, Runtime, large_query, operation, rows
+from ..kernel.operation import (
+    Lock,
+    Op,
+    Query,
+    Row,
+    Runtime,
+    large_query,
+    operation,
+    rows,
+    whole_query,
+)
 from ..records import Event, Pruned
 from .events import event_of
 
@@ -100,7 +110,7 @@ class FeedRetention:
             "{place}", PLACES[self._dialect]
         )
 
-    @large_query
+    @whole_query
     def page(self, after: str) -> Op[list[str]]:
         """Return the next ended trees that have old events."""
         wanted = {**self._history, "after": after, "limit": TREES_PER_PAGE}

@@ -12,7 +12,17 @@ from ..kernel.append_only import through_door
 from ..kernel.files import Archive, archived
 from ..kernel.flow import Flow, invoke, perform
 from ..kernel.nouns import Retention
-from ..kernel.operation import Lock, Op, Query, Row, Runtime, large_query, operation, rows
+from ..kernel.operation import (
+    Lock,
+    Op,
+    Query,
+    Row,
+    Runtime,
+    large_query,
+    operation,
+    rows,
+    whole_query,
+)
 from ..records import Pruned
 from ..sessions.retention import OPEN_TREE
 from .read import LAST, events, require_reached
@@ -40,19 +50,25 @@ WHERE root_id = :root_id AND sequence > :floor AND created_at > :now - :history_
 """
 READ_IS_OPEN = f"SELECT {OPEN_TREE.format(root_id=':root_id')} AS is_open"
 RAISE_FLOOR = "UPDATE hf_state SET floor = :floor WHERE root_id = :root_id AND floor < :floor"
+# A pass looks at the next rows, whether they go or stay: those that stay are not looked at again.
+NEXT_OLD_EVENTS = """
+SELECT sequence, key FROM hf_state_events
+WHERE root_id = :root_id AND (sequence, key) > (:sequence, :key) AND sequence < :at
+ORDER BY sequence, key LIMIT :limit
+"""
 # For each key, the events that its value at the floor is computed from stay, and those with an
 # idempotency key of the last week, which must not be repeated. The row of a document write goes.
 REMOVE_OLD_EVENTS = f"""
 DELETE FROM hf_state_events WHERE root_id = :root_id AND (sequence, key) IN (
     SELECT e.sequence, e.key FROM hf_state_events e
-    WHERE e.root_id = :root_id AND e.sequence < :at AND NOT {KEYED} AND (
+    WHERE e.root_id = :root_id AND (e.sequence, e.key) > (:sequence, :key)
+        AND (e.sequence, e.key) <= (:last_sequence, :last_key) AND NOT {KEYED} AND (
         e.key = '' OR e.sequence < (
             SELECT last.base FROM hf_state_events last
             WHERE last.root_id = :root_id AND last.key = e.key
                 AND last.sequence = {LAST.format(key="e.key")}
         )
     )
-    ORDER BY e.sequence LIMIT :limit
 ) RETURNING sequence
 """  # noqa: S608
 REMOVE_TOMBSTONES = f"""
@@ -78,11 +94,14 @@ WHERE root_id = :root_id
 def compact(runtime: Runtime, root_id: str, before: int, *, only_ended: bool = False) -> Flow[int]:
     """Remove history before a sequence, a bounded number of rows per transaction."""
     ops = Compaction(runtime, root_id)
-    removed, count = 0, -1
+    removed = 0
     if not (yield from perform(Compaction.raise_floor, ops, before, only_ended)):
         return 0
-    while count:
-        count = yield from perform(Compaction.remove_some, ops, before)
+    after: tuple[int, str] | None = (0, "")
+    while after is not None:
+        count, after = yield from perform(Compaction.remove_events, ops, before, after)
+        removed += count
+    while count := (yield from perform(Compaction.remove_tombstones, ops, before)):
         removed += count
     return removed
 
@@ -136,13 +155,13 @@ class EndedStates:
         self.runtime = runtime
         self._history = {"history_ms": history_ms}
 
-    @large_query
+    @whole_query
     def page(self, after: str) -> Op[list[Row]]:
         """Return the next trees that may have old history."""
         wanted = {**self._history, "key_ms": KEY_MS, "after": after, "limit": TREES_PER_PAGE}
         return (yield from rows(LIST_ENDED_STATES, **wanted))
 
-    @large_query
+    @whole_query
     def old_until(self, row: Row) -> Op[int]:
         """Return the last sequence up to which every change is old."""
         wanted = {"root_id": row["root_id"], "floor": row["floor"], **self._history}
@@ -179,19 +198,35 @@ class Compaction:
         return True
 
     @operation
-    def remove_some(self, floor: int) -> Op[int]:
-        """Remove some rows; return how many, 0 if none are left."""
+    def remove_events(
+        self, floor: int, after: tuple[int, str]
+    ) -> Op[tuple[int, tuple[int, str] | None]]:
+        """Remove some events after a place; return how many, and the next place, None at the end."""
+        yield Lock(self._root_id)
+        place = {"sequence": after[0], "key": after[1]}
+        bounds = {"root_id": self._root_id, "at": floor, **place}
+        found = yield from rows(NEXT_OLD_EVENTS, **bounds, limit=ROWS_PER_PASS)
+        if not found:
+            return 0, None
+        last = (found[-1]["sequence"], found[-1]["key"])
+        given = {**bounds, "last_sequence": last[0], "last_key": last[1], "key_ms": KEY_MS}
+        [removed] = yield from self._through_door(Query(REMOVE_OLD_EVENTS, given))
+        return len(removed), last if len(found) == ROWS_PER_PASS else None
+
+    @operation
+    def remove_tombstones(self, floor: int) -> Op[int]:
+        """Remove some deleted keys; return how many rows, 0 if none are left."""
+        yield Lock(self._root_id)
         root = {"root_id": self._root_id}
         bounds = {**root, "at": floor, "limit": ROWS_PER_PASS, "key_ms": KEY_MS}
-        yield Lock(self._root_id)
-        door = f"state of {self._root_id}"
-        [found] = yield from through_door(door, Query(REMOVE_OLD_EVENTS, bounds))
-        removed = len(found)
         gone = yield from rows(REMOVE_TOMBSTONES, **bounds)
-        if gone:
-            keys = [Query(REMOVE_KEY, {**root, "key": row["key"]}) for row in gone]
-            answers = yield from through_door(door, *keys)
-            removed += sum(map(len, answers)) + len(gone)
-            version = max(row["version"] for row in gone)
-            yield from rows(KEEP_VERSION, **root, version=version)
-        return removed
+        if not gone:
+            return 0
+        keys = [Query(REMOVE_KEY, {**root, "key": row["key"]}) for row in gone]
+        answers = yield from self._through_door(*keys)
+        version = max(row["version"] for row in gone)
+        yield from rows(KEEP_VERSION, **root, version=version)
+        return sum(map(len, answers)) + len(gone)
+
+    def _through_door(self, *queries: Query) -> Op[list[list[Row]]]:
+        return (yield from through_door(f"state of {self._root_id}", *queries))
