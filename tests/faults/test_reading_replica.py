@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -16,6 +17,7 @@ import psycopg
 import pytest
 
 import holdfast
+from holdfast.kernel.postgres import health
 from holdfast.store import check
 
 WAIT_SECONDS = 60  # What takes so long hangs.
@@ -94,3 +96,37 @@ def test_a_replica_can_be_read(
             return [session.id for session in await store.sessions()]
 
     assert asyncio.run(read()) == ["s"]
+
+
+def test_doctor_names_a_standby_whose_snapshot_holds_back_dead_rows(
+    direct: dict[str, Any], replica: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def standbys() -> list[tuple[str, str]]:
+        found = check(**direct)
+        return [(each.level, each.message) for each in found if each.check == "standbys"]
+
+    with holdfast.open(**direct) as store, psycopg.connect(replica["url"]) as reader:
+        session = store.session("s")
+        assert standbys() == [("ok", "None holds back dead rows.")]
+        monkeypatch.setattr(health, "STANDBY_TRANSACTIONS_MAX", 20)
+        reader.autocommit = True
+        for setting in ("hot_standby_feedback = on", "wal_receiver_status_interval = 1"):
+            reader.execute(f"ALTER SYSTEM SET {setting}".encode())
+        reader.execute("SELECT pg_reload_conf()")
+        reader.autocommit = False
+        reader.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        wait_for(replica, direct)
+        reader.execute("SELECT count(*) FROM pg_class")
+        for number in range(50):
+            session.save(n=number)
+        until = time.monotonic() + WAIT_SECONDS
+        while (found := standbys())[0][0] == "ok":
+            assert time.monotonic() < until
+            time.sleep(0.1)
+        assert re.fullmatch(
+            r"1 standby with an old snapshot: '\w+', \d\d transactions behind\.", found[0][1]
+        )
+        reader.rollback()
+        while standbys()[0][0] == "warning":
+            assert time.monotonic() < until
+            time.sleep(0.1)

@@ -50,12 +50,21 @@ FROM pg_replication_slots
 WHERE NOT active AND (xmin IS NOT NULL OR catalog_xmin IS NOT NULL)
 ORDER BY slot_name
 """
+# With hot_standby_feedback, a snapshot on a standby keeps the rows that die on its primary.
+LIST_STANDBYS = """
+SELECT application_name AS name, age(backend_xmin) AS transactions FROM pg_stat_replication
+WHERE age(backend_xmin) > CAST(:transactions AS INTEGER)
+UNION ALL SELECT slot_name, age(xmin) FROM pg_replication_slots
+WHERE active AND age(xmin) > CAST(:transactions AS INTEGER)
+ORDER BY 2 DESC, 1
+"""
 COUNT_DEAD_ROWS = """
 SELECT relname AS name, n_live_tup AS live, n_dead_tup AS dead FROM pg_stat_user_tables
 WHERE schemaname = :schema AND relname LIKE 'hf!_%' ESCAPE '!' ORDER BY n_dead_tup DESC
 """
 VERSION_NUMBER_MIN = 140_000
 TRANSACTION_SECONDS_MAX = 300
+STANDBY_TRANSACTIONS_MAX = 100_000
 DEAD_ROWS_MIN = 10_000
 SKEW_MS_MAX = 1_000
 SHOWN_MAX = 5
@@ -71,6 +80,7 @@ def server_checks(driver: Runner, schema: str) -> dict[str, Callable[[], list[Fi
             prepared_finding(_rows(driver, LIST_PREPARED, seconds=TRANSACTION_SECONDS_MAX))
         ],
         "replication slots": lambda: [slots_finding(_rows(driver, LIST_IDLE_SLOTS))],
+        "standbys": lambda: [standbys_finding(driver)],
         "dead rows": lambda: dead_row_findings(driver, schema, row),
         "clock": lambda: [clock_finding(driver)],
     }
@@ -167,12 +177,25 @@ def slots_finding(found: Sequence[Row]) -> Finding:
     """Look for replication slots without a reader that keep dead rows from being removed."""
     if not found:
         return Finding.of("replication slots", "None without a reader holds back dead rows.")
-    shown = "; ".join(
-        f"{row['name']!r}, {row['transactions']:,} transactions behind" for row in found[:SHOWN_MAX]
-    )
-    message = f"{plural(len(found), 'replication slot')} without a reader: {shown}."
+    message = f"{plural(len(found), 'replication slot')} without a reader: {_behind(found)}."
     advice = "Dead rows cannot be removed: start its reader, or pg_drop_replication_slot(name)."
     return Finding.of("replication slots", message, warning=advice)
+
+
+def standbys_finding(driver: Runner) -> Finding:
+    """Look for standbys whose old snapshots keep dead rows from being removed here."""
+    found = _rows(driver, LIST_STANDBYS, transactions=STANDBY_TRANSACTIONS_MAX)
+    if not found:
+        return Finding.of("standbys", "None holds back dead rows.")
+    message = f"{plural(len(found), 'standby')} with an old snapshot: {_behind(found)}."
+    advice = "Dead rows cannot be removed meanwhile: end its query, or hot_standby_feedback there."
+    return Finding.of("standbys", message, warning=advice)
+
+
+def _behind(found: Sequence[Row]) -> str:
+    return "; ".join(
+        f"{row['name']!r}, {row['transactions']:,} transactions behind" for row in found[:SHOWN_MAX]
+    )
 
 
 def dead_row_findings(driver: Runner, schema: str, server: Row) -> list[Finding]:
