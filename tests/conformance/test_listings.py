@@ -35,6 +35,7 @@ from holdfast.explorations.rows import (
 from holdfast.kernel.commit_settlement import (
     FORGET_OLDEST_WRITERS,
     FORGET_WRITERS,
+    WRITER_KEPT_MS,
     WRITERS_LOOKED_AT,
 )
 from holdfast.kernel.nouns import Noun, Retention
@@ -137,7 +138,7 @@ LISTINGS: dict[str, Listing] = {
     "work.dead()": lambda tx, _: tx.work.dead(),
     "work.why(id), of one that waits": lambda tx, _: tx.work.why(bulk.item_id(100)),
     "what the first write of a connection forgets": lambda *_: rows(
-        FORGET_OLDEST_WRITERS, age_ms=1, limit=WRITERS_LOOKED_AT
+        FORGET_OLDEST_WRITERS, age_ms=WRITER_KEPT_MS, limit=WRITERS_LOOKED_AT
     ),
     "what a prune forgets of writers": lambda *_: rows(
         FORGET_WRITERS, ids='{"nobody": null}', age_ms=1
