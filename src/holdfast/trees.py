@@ -31,13 +31,14 @@ from .sessions.subtree import (
 )
 from .wire import travels
 
-# Up to this many take one transaction; more take several, so that others can write in between.
+# Up to this many take one transaction; more take several, so that others can write in between. On
+# SQLite a writer waits for a whole pass: these take a few milliseconds.
 SESSIONS_AT_ONCE = 50
-SESSIONS_PER_PASS = 16
-SESSIONS_CLOSED_PER_PASS = 1_000
+SESSIONS_PER_PASS = 8
+SESSIONS_CLOSED_PER_PASS = 250
 SESSIONS_PER_PAGE = 10_000
 ROWS_PER_PASS = 1_000
-EVENTS_PER_PASS = 500
+EVENTS_PER_PASS = 250
 
 OPEN = frozenset({"active", "waiting"})
 Progress = Callable[[int, int], None]
