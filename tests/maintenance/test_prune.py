@@ -513,8 +513,11 @@ def test_the_archive_costs_what_changed(tmp_path: Path) -> None:
         session = store.session("a")
         for number in range(600):
             session.append("transcript", [{"role": "user", "content": str(number) * 200}])
-        store.prune(keep=1, archive=file)
-    assert file.stat().st_size < 2 * 600 * 800
+        last = session.at(600)
+        assert store.prune(keep=1, archive=file).archived > 2 * removal.VERSIONS_PER_PASS
+        *_, newest = read_archive(file)
+    assert newest["channels"]["transcript"] == last["transcript"][:-1]
+    assert file.stat().st_size < 1.5 * 600 * 600
     assert oct(file.stat().st_mode)[-3:] == "600"
 
 

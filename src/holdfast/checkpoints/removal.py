@@ -55,7 +55,7 @@ from .needs import (
 from .read import READ_VERSION, header, read_delta, resume_row
 
 SESSIONS_PER_PAGE = 200
-VERSIONS_PER_PASS = 250
+VERSIONS_PER_PASS = 100
 ARCHIVED_CHARACTERS_PER_PASS = 16 * 2**20
 LINES_PER_PASS = 1_000
 LINES_PER_BATCH = 100
@@ -226,8 +226,8 @@ def _prune_session(runtime: Runtime, retention: Retention, session: Row) -> Flow
     and the next prune gets to the lines too.
     """
     removed = archived = 0
-    after = 0
-    while plan := (yield from perform(read_plan, runtime, retention, session, after)):
+    before: PrunePlan | None = None
+    while plan := (yield from perform(read_plan, runtime, retention, session, before)):
         if retention.archive is not None:
             yield from invoke(retention.archive.append, plan.lines)
             archived += len(plan.lines)
@@ -239,7 +239,7 @@ def _prune_session(runtime: Runtime, retention: Retention, session: Row) -> Flow
         )
         if plan.is_last:
             break
-        after = plan.keys[-1] % VERSIONS
+        before = plan
     NeedsCache.of(runtime).clear()
     return removed, archived
 
@@ -251,6 +251,8 @@ class PrunePlan:
     keys: list[int]
     lines: list[str] = field(default_factory=list)
     """The versions as lines of the archive."""
+    archived: Manifest = field(default_factory=dict)
+    """The channels of the last of these lines; the next pass archives what differs from them."""
     is_last: bool = False
     newest: int = 0
     """The key of the last version that was read; later ones may need any line."""
@@ -266,14 +268,16 @@ class PrunePlan:
 
 @whole_query
 def read_plan(
-    runtime: Runtime, retention: Retention, session: Row, after: int
+    runtime: Runtime, retention: Retention, session: Row, before: PrunePlan | None
 ) -> Op[PrunePlan | None]:
-    """Return what a pass removes after a version, or None; takes no locks."""
+    """Return what a pass removes after another one, or None; takes no locks."""
     codec, number = runtime.codec, session["number"]
+    after = 0 if before is None else before.keys[-1] % VERSIONS
     keys = yield from prunable(retention, number, after, VERSIONS_PER_PASS + 1)
     plan = PrunePlan(keys[:VERSIONS_PER_PASS])
     if retention.archive is not None:
-        plan.keys, plan.lines = yield from _archived(codec, session["id"], plan.keys)
+        channels = {} if before is None else before.archived
+        yield from _archive(codec, session["id"], plan, after, channels)
     plan.is_last = len(plan.keys) == len(keys)
     if not plan.keys:
         return None
@@ -354,15 +358,14 @@ def list_long(_: Runtime, retention: Retention, after: int) -> Op[list[Row]]:
     return (yield from rows(LIST_LONG_SESSIONS, after=after, **wanted))
 
 
-def _archived(
-    codec: Codec, session_id: str, chosen: Sequence[int]
-) -> Op[tuple[list[int], list[str]]]:
-    """Return the keys and archive lines of as many versions as fit into one pass."""
-    keys: list[int] = []
-    lines: list[str] = []
-    before: Manifest = {}
-    after: int | None = None
-    size = 0
+def _archive(
+    codec: Codec, session_id: str, plan: PrunePlan, after: int, before: Manifest
+) -> Op[None]:
+    """Add the archive lines to a plan, and limit it to as many versions as fit into one pass.
+
+    The first line continues version `after`, if there is one, whose channels were `before`.
+    """
+    chosen, plan.keys, size = plan.keys, [], 0
     for key in chosen:
         row = yield from one(READ_VERSION, key=key)
         if row is None or size > ARCHIVED_CHARACTERS_PER_PASS:
@@ -371,12 +374,12 @@ def _archived(
         manifest = manifest_of(codec, row)
         delta = yield from read_delta(codec, before, manifest, with_before=False)
         dropped = before.keys() - manifest.keys()
-        line = archive_line(codec, checkpoint, after, delta, sorted(dropped))
+        line = archive_line(codec, checkpoint, after or None, delta, sorted(dropped))
         before, after = manifest, checkpoint.version
-        keys.append(key)
-        lines.append(line)
+        plan.keys.append(key)
+        plan.lines.append(line)
         size += len(line)
-    return keys, lines
+    plan.archived = before
 
 
 @whole_query
