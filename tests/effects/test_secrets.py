@@ -175,6 +175,37 @@ def test_an_error_is_cut_only_after_its_secrets_are_out(place: dict[str, str]) -
         assert secret[:12] not in effect.error
 
 
+def remark(store: holdfast.Store, text: str) -> None:
+    """Write a text wherever a person says why."""
+    session = store.session("remarks", agent="planner")
+    session.save(plan="x")
+    session.pin(1, text)
+    session.state.set("key", 1, reason=text)
+    for decide in (store.approve, store.reject):
+        waiting = store.session(decide.__name__, agent="planner")
+        decide(waiting.wait_for_approval(text).pause_id, by="ann", note=text)
+    store.work.submit("step", session=session)
+    (item,) = store.work.claim("worker", queues="step")
+    item.progress(text)
+    store.work.release(item.id, reason=text)
+    attempt = session.spend("model", state="uncertain", usd="0.5")
+    store.correct_spend(attempt.id, usd="0.1", by="ann", note=text)
+    ask = store.session("asking", agent="planner").ask("researcher", {"question": "x"})
+    store.progress(ask.id, text)
+
+
+@pytest.mark.parametrize("redaction", [None, holdfast.NoRedaction()])
+def test_what_people_remark_is_stored_without_secrets(
+    place: dict[str, Any], redaction: holdfast.NoRedaction | None
+) -> None:
+    secret = of(36, "ghp_")
+    with holdfast.open(**place, redaction=redaction) as store:
+        remark(store, f"{MARK} {secret}")
+        kept = b"".join(stored(place).values())
+    assert kept.count(MARK.encode()) >= 9
+    assert (secret.encode() in kept) == (redaction is not None)
+
+
 def test_no_secret_is_found_after_async_calls(
     place: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:

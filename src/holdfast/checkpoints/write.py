@@ -183,6 +183,7 @@ class CheckpointOps(CheckpointReads[C]):
             raise InvalidArgument(
                 f"a pin's reason is at most {REASON_CHARACTERS_MAX} printable characters"
             )
+        reason = self.runtime.redactor.redact(reason)
         key = yield from self._own_key(version)
         sealed = self.runtime.codec.pack(reason, context=("hf_pins", str(key)))
         yield from rows(SET_PIN, key=key, reason=sealed)

@@ -313,6 +313,7 @@ def decide(
     require_text("pause_id", pause_id)
     require_text("by", by)
     require_text_or_none("note", note, 1_000)
+    note = runtime.redactor.redact(note)
     decided = {"is_approved": is_approved, "by": by, "note": note}
     decision = runtime.codec.pack(decided, context=pause_context(pause_id, "decision"))
     pause = yield from one(READ_PAUSE, id=pause_id)
