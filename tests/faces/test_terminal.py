@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
 
 import holdfast
 from holdfast.cli import app as app_module
+from holdfast.cli.command import Group
 from holdfast.cli.output import with_place, wrapped
 from holdfast.formatting import ago, plural
 from tests.faces import forked
@@ -259,6 +262,57 @@ def test_errors_name_options(arguments: str, message: str, run: Any) -> None:
         with session.drive("me"):
             said = run(*shlex.split(arguments))
     assert message in said, said
+
+
+# They go on until somebody ends them, or do much more than to answer.
+LASTING = {
+    "agent request", "agent run", "bench", "demo", "explore", "feed follow", "mcp", "serve",
+    "state watch", "work run",
+}  # fmt: skip
+ARGUMENTS = {"SESSION": "some-session", "KEY": "key", "VERSION": "1", "TYPE": "mail"}
+
+
+def wrong_uses(command: Any, *path: str) -> Iterator[list[str]]:
+    """Every command with one of its options or arguments wrong, the others right."""
+    if isinstance(command, Group):
+        context: Any = None
+        for name in command.list_commands(context):
+            yield from wrong_uses(command.get_command(context, name), *path, name)
+        return
+    if " ".join(path) in LASTING:
+        return
+    yes = ["--yes"] if any("--yes" in each.opts for each in command.params) else []
+    arguments = [each for each in command.params if each.param_type_name == "argument"]
+    right = [ARGUMENTS.get((each.metavar or "").strip("[]."), "1") for each in arguments]
+    for each in command.params:
+        if each in arguments:
+            place = arguments.index(each)
+            yield [*path, *yes, "--", *right[:place], "", *right[place + 1 :]]
+        elif not each.is_flag and each.name != "url":
+            yield [*path, *yes, f"{max(each.opts, key=len)}=-1", "--", *right]
+
+
+def test_no_error_names_an_argument_of_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HOLDFAST_URL", raising=False)
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    with holdfast.open("sqlite:///holdfast.db") as store:
+        session = store.session("some-session", agent="planner")
+        session.save(a=1)
+        session.state.set("key", 1)
+        store.work.submit("mail")
+        session.ask("researcher")
+    uses = list(wrong_uses(get_command(app_module.app)))
+    assert len(uses) > 150
+    refused = 0
+    for words in uses:
+        code, said = app_module.run(words), capfd.readouterr().err
+        refused += code != 0
+        told = re.sub(r"'[^']*'|`[^`]*`|must be one of .*", "", said)
+        assert not re.search(r"[a-z]_[a-z]|[a-z]=[A-Z1]|is a bug", told), (words, said)
+    assert refused > 100
 
 
 def test_the_shell_completes_ids_and_statuses(

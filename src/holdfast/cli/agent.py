@@ -49,7 +49,7 @@ Transport = Annotated[
 ]
 Timeout = Annotated[
     float | None,
-    option("SECONDS", "How long to wait for the answer.", show_default="no limit"),
+    option("SECONDS", "How long to wait for the answer.", "--timeout", show_default="no limit"),
 ]
 
 
@@ -106,7 +106,7 @@ def request(
     ] = None,
     user: Annotated[str | None, option("NAME", "The user it is for.")] = None,
     transport: Transport = None,
-    timeout: Timeout = None,
+    wait_seconds: Timeout = None,
     as_json: Annotated[bool, flag("--json", "Print JSON, progress too, on stderr.")] = False,
 ) -> Answer:
     """Ask an agent, show its progress, and print its answer.
@@ -118,20 +118,20 @@ def request(
     given: dict[str, Any] = {"request_id": id, "user": user}
     with opened(transport) as carrier, Mesh(store, carrier) as mesh:
         ask = partial(mesh.request, agent, value, **given)
-        return _waited(store, id, ask, transport, timeout, as_json)
+        return _waited(store, id, ask, transport, wait_seconds, as_json)
 
 
 @app.command(mode="write")
 def wait(
     store: Store,
-    request: Annotated[str, argument("REQUEST", "The id of a request.")],
+    ask_id: Annotated[str, argument("REQUEST", "The id of a request.")],
     transport: Transport = None,
-    timeout: Timeout = None,
+    wait_seconds: Timeout = None,
     as_json: Annotated[bool, flag("--json", "Print JSON, progress too, on stderr.")] = False,
 ) -> Answer:
     """Wait for the answer to a request that was made before, from any machine."""
     with opened(transport) as carrier, Mesh(store, carrier) as mesh:
-        return _waited(store, request, partial(mesh.wait, request), transport, timeout, as_json)
+        return _waited(store, ask_id, partial(mesh.wait, ask_id), transport, wait_seconds, as_json)
 
 
 def _waited(
@@ -139,12 +139,12 @@ def _waited(
     id: str,
     ask: Callable[..., PeerCall],
     transport: str | None,
-    timeout: float | None,
+    wait_seconds: float | None,
     as_json: bool,
 ) -> Answer:
     """Wait with progress on stderr, and return the answer or how to come back for it."""
     try:
-        call = ask(wait_seconds=timeout, on_progress=lambda note: _tell(note, as_json))
+        call = ask(wait_seconds=wait_seconds, on_progress=lambda note: _tell(note, as_json))
     except KeyboardInterrupt:
         told = f"The request continues; `{_come_back(id, transport)}` waits for its answer."
         return Answer({"id": id, "state": "open"}, f"\n{told}", INTERRUPTED)

@@ -52,9 +52,9 @@ def list_approvals(
 
 
 @app.command(mode="read")
-def show(store: Store, approval: Approval) -> Answer:
+def show(store: Store, pause_id: Approval) -> Answer:
     """Show the question, the session that waits, and the decision if there is one."""
-    found = _found(store, approval)
+    found = _found(store, pause_id)
 
     def shown() -> Iterator[Any]:
         known = {
@@ -83,31 +83,31 @@ def show(store: Store, approval: Approval) -> Answer:
 
 
 @app.command(mode="write")
-def approve(store: Store, approval: Approval, by: By = None, note: Note = None) -> Answer:
+def approve(store: Store, pause_id: Approval, by: By = None, note: Note = None) -> Answer:
     """Approve; the session resumes by itself."""
-    return _decide(store, approval, by, note, is_approved=True)
+    return _decide(store, pause_id, by, note, is_approved=True)
 
 
 @app.command(mode="write")
-def reject(store: Store, approval: Approval, by: By = None, note: Note = None) -> Answer:
+def reject(store: Store, pause_id: Approval, by: By = None, note: Note = None) -> Answer:
     """Reject; the session resumes by itself, with the decision."""
-    return _decide(store, approval, by, note, is_approved=False)
+    return _decide(store, pause_id, by, note, is_approved=False)
 
 
 def _decide(
-    store: Store, approval: str, by: str | None, note: str | None, *, is_approved: bool
+    store: Store, pause_id: str, by: str | None, note: str | None, *, is_approved: bool
 ) -> Answer:
     if by is None:
         raise InvalidArgument("--by NAME is required: who decides")
-    found = _found(store, approval)
+    found = _found(store, pause_id)
     decide = store.approve if is_approved else store.reject
     decide(found.id, by=by, note=note)
     decided = _found(store, found.id)
     return Answer(_data(decided), f"{_decided(decided)}; session {found.session_id} resumes.")
 
 
-def _found(store: Store, approval: str) -> Pause:
-    found = store.find_pause(approval)
+def _found(store: Store, pause_id: str) -> Pause:
+    found = store.find_pause(pause_id)
     if found.reason != "approval":
         raise InvalidArgument(f"pause {found.id} waits for {found.reason}, not for an approval")
     return found

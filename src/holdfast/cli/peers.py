@@ -108,9 +108,9 @@ def _pause(pause: Pause) -> dict[str, Any]:
 
 
 @app.command(mode="read")
-def show(store: Store, ask: Ask) -> Answer:
+def show(store: Store, ask_id: Ask) -> Answer:
     """Show a call: its input, its progress and its answer."""
-    call = store.find_ask(ask)
+    call = store.find_ask(ask_id)
 
     def shown() -> Iterator[Any]:
         known = {
@@ -140,14 +140,14 @@ def show(store: Store, ask: Ask) -> Answer:
 @app.command(mode="write")
 def answer(
     store: Store,
-    ask: Ask,
+    ask_id: Ask,
     result: Annotated[str | None, option("JSON", "The answer; null by default.")] = None,
     error: Annotated[str | None, option("TEXT", "Answer with this error instead.")] = None,
 ) -> Answer:
     """Answer a call on behalf of the peer; a session that waited for it resumes."""
     if result is not None and error is not None:
         raise InvalidArgument("an answer is a --result or an --error, not both")
-    call = store.find_ask(ask)
+    call = store.find_ask(ask_id)
     if error is not None:
         receipt = store.answer(call.id, error, status="error")
     else:
@@ -157,9 +157,9 @@ def answer(
 
 
 @app.command(mode="write")
-def cancel(store: Store, ask: Ask) -> Answer:
+def cancel(store: Store, ask_id: Ask) -> Answer:
     """Cancel a call with its peer; a session that waited for it resumes."""
-    call = store.find_ask(ask)
+    call = store.find_ask(ask_id)
     is_cancelled = store.cancel_ask(call.id)
     told = "was cancelled" if is_cancelled else "already had its answer; nothing was changed"
     return Answer({"id": call.id, "is_cancelled": is_cancelled}, f"Call {call.id} {told}.")

@@ -36,7 +36,7 @@ Value = Annotated[str, argument("VALUE", "The value as JSON; - reads stdin.")]
 IfVersion = Annotated[
     int | None, option("N", "Only if the key has this version; 0: only if it does not exist.")
 ]
-At = Annotated[int | None, option("SEQUENCE", "As it was at this sequence.")]
+At = Annotated[int | None, option("SEQUENCE", "As it was at this sequence.", "--at")]
 IdempotencyKey = Annotated[
     str | None, option("KEY", "A repeated command with this key changes nothing.")
 ]
@@ -53,7 +53,7 @@ def get(
     store: Store,
     session: SessionId,
     key: Annotated[str | None, argument("[KEY]", "Without one, the whole state.")] = None,
-    at: At = None,
+    at_sequence: At = None,
     prefix: Annotated[str | None, option("TEXT", "Only keys that begin with it.")] = None,
 ) -> Answer:
     """Show the value of a key, or the whole state."""
@@ -61,12 +61,12 @@ def get(
     if key is not None and prefix is not None:
         raise InvalidArgument("name a KEY, or pass --prefix for those that begin with it")
     if key is None:
-        found = _beginning(state.snapshot(at), prefix or "")
+        found = _beginning(state.snapshot(at_sequence), prefix or "")
         return Answer(output.data(found), lambda: [output.json_lines(found.document)])
-    if at is not None:
-        old = state.snapshot(at)
+    if at_sequence is not None:
+        old = state.snapshot(at_sequence)
         if key not in old.versions:
-            raise NotFound(f"there was no key {key!r} at sequence {at}", key=key)
+            raise NotFound(f"there was no key {key!r} at sequence {at_sequence}", key=key)
         data = {"key": key, "value": old[key], "version": old.versions[key]}
         return Answer(data, lambda: [output.json_lines(old[key])])
     entry = state.entry(key)
@@ -201,7 +201,7 @@ def set_rule(
 ) -> Answer:
     """Give a key a schema that its values must match, a reducer, or both."""
     state = store.find_session(session).state
-    given = None if schema is None else read_json(schema, "VALUE")
+    given = None if schema is None else read_json(schema, "--schema")
     state.set_rule(key, schema=given, reducer=cast("Reducer | None", reducer))
     return Answer({"key": key, "schema": given, "reducer": reducer}, f"{key} has this rule now.")
 
@@ -310,15 +310,16 @@ def conflicts(
 def restore(
     store: Store,
     session: SessionId,
-    sequence: Annotated[int, argument("SEQUENCE", "The sequence to restore.")],
+    at_sequence: Annotated[int, argument("SEQUENCE", "The sequence to restore.")],
     yes: Yes = False,
 ) -> Answer:
     """Give every key the value it had at a sequence, under new versions."""
     state = store.find_session(session).state
-    confirm(f"Restore the state of {state.root_id} to sequence {sequence}?", yes=yes)
-    found = state.restore(sequence)
+    confirm(f"Restore the state of {state.root_id} to sequence {at_sequence}?", yes=yes)
+    found = state.restore(at_sequence)
     return Answer(
-        output.data(found), f"The state is as it was at {sequence}; its version is {found.version}."
+        output.data(found),
+        f"The state is as it was at {at_sequence}; its version is {found.version}.",
     )
 
 
@@ -327,10 +328,10 @@ def export(
     store: Store,
     session: SessionId,
     file: Annotated[Path, argument("FILE", "The new JSON file; it must not exist yet.")],
-    at: At = None,
+    at_sequence: At = None,
 ) -> Answer:
     """Write the whole state to a file, as one JSON object."""
-    found = store.find_session(session).state.snapshot(at)
+    found = store.find_session(session).state.snapshot(at_sequence)
     with new_file(file) as partial:
         Path(partial).write_text(to_json(found.document, indent=2) + "\n", "utf-8")
     data = {"path": str(file.resolve()), "keys": len(found.document), "version": found.version}

@@ -83,7 +83,7 @@ NO_RULE = Rule()
 def require_rule(codec: Codec, key: str, schema: object, reducer: object) -> Rule:
     """Return a valid rule, or raise InvalidArgument."""
     if schema is None and reducer is None:
-        raise InvalidArgument("a rule needs a schema, a reducer, or both; delete_rule removes one")
+        raise InvalidArgument("a rule needs a schema, a reducer, or both")
     body = None
     if schema is not None:
         body = codec.encode(schema, name="schema")
@@ -99,8 +99,7 @@ def resolved(mutation: Mutation, rule: Rule) -> Mutation:
     key, reducer = mutation.key, rule.reducer
     if reducer is None:
         raise NotFound(
-            f"{key!r} has no reducer; set one with state.set_rule({key!r}, reducer=…); nothing "
-            "was changed",
+            f"{key!r} has no reducer; `holdfast state set-rule` gives it one; nothing was changed",
             key=key,
         )
     try:
