@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast import Landed
+from holdfast import Landed, VersionConflict
 from holdfast.checkpoints import needs
 from holdfast.kernel.driver import Hooks, Point, Trace
 from holdfast.kernel.operation import rows
@@ -18,16 +18,22 @@ from tests.checkpoints.colours import both_colours
 from tests.maintenance.stores import sound
 
 BLOBS = (bytes, memoryview)
-TABLES = (
-    "hf_trees", "hf_events", "hf_sessions", "hf_epochs", "hf_checkpoints", "hf_lines", "hf_items",
-    "hf_uses", "hf_pins", "hf_attestations", "hf_effects", "hf_work", "hf_attempts", "hf_spend",
-    "hf_spend_totals", "hf_meta",
-)  # fmt: skip
+TABLES = sorted(
+    {
+        name
+        for file in Path(holdfast.__file__).parent.rglob("schema.sql")
+        for name in re.findall(r"CREATE TABLE (hf_\w+)", file.read_text())
+    }
+)
 CANARY = re.compile(rb"canary (\w+)")
 PUT = {
     "name", "agent", "user", "metadata", "item", "single", "large", "small", "data", "about",
     "edited", "pin", "evidence", "argument", "result", "error", "refused", "lost", "landed", "ann",
     "note", "type", "input", "progress", "failure", "spend", "holder",
+}  # fmt: skip
+SHARED = {
+    "agent", "key", "value", "why", "schema", "list", "member", "peer", "question", "mark", "noted",
+    "artifact", "content", "context", "answer", "once",
 }  # fmt: skip
 
 
@@ -116,6 +122,38 @@ async def test_nothing_of_a_deleted_session_can_be_read(subject: Subject) -> Non
         assert CANARY.findall(file.read_bytes()) == [], file
     if subject.colour == "sync":
         sound(store)
+
+
+async def share(store: Any, session: Any) -> None:
+    """Put a canary into all that a tree shares, asks and waits for."""
+    await done(session.state.set("canary key", "canary value"))
+    # The audit trail keeps the name of a key that a person corrects.
+    await done(session.state.set("corrected", 1, reason="canary why"))
+    await done(session.state.set_rule("n", schema={"title": "canary schema"}))
+    await raises(VersionConflict, lambda: session.state.set("canary key", 1, if_version=7))
+    await done(
+        session.state.append("canary list", ["canary member"], idempotency_key="canary once")
+    )
+    asked = await done(session.ask("canary peer", "canary question", correlation="canary mark"))
+    await done(store.progress(asked.id, "canary noted"))
+    await done(session.add_artifact("canary artifact", data="canary content"))
+    await done(session.pause(context="canary context"))
+    await done(store.answer(asked.id, "canary answer"))
+
+
+@both_colours
+async def test_nothing_of_what_a_deleted_tree_shared_and_asked_can_be_read(
+    subject: Subject,
+) -> None:
+    store = await subject.open(durability="normal")
+    session = await done(store.session("doomed", agent="canary agent"))
+    await share(store, session)
+    assert await canaries(store) == SHARED
+    await done(session.delete(force=True))
+    await done(store.prune(effect_days=0, vacuum=True))
+    assert await canaries(store) == set()
+    for file in subject.directory.iterdir():
+        assert CANARY.findall(file.read_bytes()) == [], file
 
 
 def test_a_call_in_doubt_keeps_its_arguments_until_it_is_resolved(place: Any) -> None:
