@@ -162,6 +162,9 @@ def handles(store: holdfast.Store) -> None:
     assert_type(session, holdfast.Session)
     assert_type(session.fork(1), holdfast.Session[Sync])
     assert_type(store.find_session("s"), holdfast.Session[Sync])
+    assert_type(session.latest(), holdfast.LoadedCheckpoint | None)
+    assert_type(session.at(1), holdfast.LoadedCheckpoint)
+    session.latest()["plan"]  # type: ignore[index]  # pyright: ignore[reportOptionalSubscript]
     assert_type(store.follow(session), Iterator[holdfast.Event])
     assert_type(session.state.watch(), Iterator[holdfast.StateEvent])
     assert_type(session.state, holdfast.State[Sync])
@@ -204,6 +207,7 @@ async def async_handles(store: holdfast.AsyncStore) -> None:
     assert_type(session, holdfast.Session[Async])
     assert_type(await session.fork(1), holdfast.Session[Async])
     assert_type(await store.find_session("s"), holdfast.Session[Async])
+    assert_type(await session.latest(), holdfast.LoadedCheckpoint | None)
     assert_type(store.follow(session), AsyncIterator[holdfast.Event])
     assert_type(session.state, holdfast.State[Async])
     assert_type(await session.state.set("k", 1, if_version=0), holdfast.Entry)
