@@ -363,7 +363,9 @@ class Workers:
     def wait_for(self, is_so: Callable[[], object]) -> None:
         deadline = time.monotonic() + SECONDS_MAX
         while not is_so():
-            assert time.monotonic() < deadline, self.told()
+            is_running = all(process.poll() is None for process in self._processes)
+            may_wait = is_running and time.monotonic() < deadline
+            assert may_wait, self.told()
             time.sleep(0.02)
 
     def told(self) -> list[object]:
