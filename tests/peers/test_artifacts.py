@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+import holdfast
 from holdfast import Artifact
 from holdfast.testing.subject import Subject, done
+from tests.checkpoints.colours import sql
 from tests.conftest import InColour
 from tests.peers.agents import claim, opened, planner, resume
 
@@ -225,3 +229,58 @@ def test_a_call_that_is_made_again_after_a_rewind_sends_its_artifacts_again(
         assert await sent_with(store, call) == [("kept", 1, "kept")]
 
     in_colour(case)
+
+
+ENDS: dict[str, tuple[str, Any]] = {
+    # How a session whose artifacts cannot go out ends, and what its caller is told.
+    "it fails": ("error", lambda store, item: item.fail("no", retry=False)),
+    "it is ended": ("error", lambda store, item: item.session.end()),
+    "it is cancelled": ("cancelled", lambda store, item: store.find_session("r").cancel()),
+    "it is deleted": ("cancelled", lambda store, item: store.find_session("r").delete(force=True)),
+    "somebody answers": ("error", lambda store, item: store.answer("r", "no", status="error")),
+}
+
+
+@pytest.mark.parametrize("damage", ["too large", "overwritten"])
+@pytest.mark.parametrize("end", ENDS)
+def test_artifacts_that_cannot_go_out_keep_no_session_from_ending(
+    end: str, damage: str, place: dict[str, Any]
+) -> None:
+    limits = holdfast.Limits(value_bytes=10_000)
+    with holdfast.open(**place, limits=limits, durability="normal") as store:
+        asker = store.session("asker", agent="planner")
+        asker.pause(asks=[holdfast.Ask("peer", id="r", timeout_seconds="never")])
+        [item] = store.work.claim("w", queues="agent:peer")
+        session = item.receive().session
+        for number in range(3):
+            session.add_artifact(f"a{number}", data="x" * 5_000)
+        if damage == "overwritten":
+            sql(store, "UPDATE hf_artifacts SET data = CAST('x' AS BLOB) WHERE name = 'a1'")
+        error = holdfast.LimitExceeded if damage == "too large" else holdfast.CorruptRecord
+        with pytest.raises(error):
+            item.complete("done")
+        assert store.peer_call("r").state == "open"
+        status, ends = ENDS[end]
+        ends(store, item)
+        [resumed] = store.work.claim("w", queues="agent:planner")
+        [answer] = resumed.resume().answers
+        assert (answer.status, answer.artifacts) == (status, ())
+
+
+def test_artifacts_that_cannot_go_out_do_not_stop_the_sweep(place: dict[str, Any]) -> None:
+    limits, clock = holdfast.Limits(value_bytes=10_000), holdfast.VirtualClock()
+    with holdfast.open(**place, limits=limits, clock=clock, durability="normal") as store:
+        store.request("peer", request_id="r")
+        other = store.request("nobody", request_id="other", timeout_seconds=3_600)
+        for _ in range(4):
+            [item] = store.work.claim("w", queues="agent:peer", lease_seconds=10)
+            session = item.receive().session
+            for number in range(3):
+                session.add_artifact(f"a{number}", data="x" * 5_000)
+            for _ in range(2):
+                clock.advance(900)
+                store.recover()
+        call = store.peer_call("r")
+        assert call.answer is not None
+        assert (call.state, call.answer.artifacts) == ("error", ())
+        assert store.peer_call(other.id).state == "timeout"

@@ -8,7 +8,7 @@ from typing import Any
 from ..access import record
 from ..arguments import require_one_of, require_text, require_text_or_none
 from ..checkpoints.write import ending, write
-from ..errors import Conflict, InvalidArgument, NotFound
+from ..errors import Conflict, CorruptRecord, InvalidArgument, LimitExceeded, NotFound
 from ..feed import emit
 from ..kernel.nouns import Noun
 from ..kernel.operation import (
@@ -106,11 +106,10 @@ def answer(
     item, served = yield from batch(
         Query(READ_ITEM, {"id": delivery_id(id)}), Query(READ_PLACE_BY_ID, {"id": id})
     )
-    made: list[Artifact] = []
+    looked: Sequence[list[Row]] = [[], []]
     for session in served:
         looked = yield from batch(*outgoing_looks(session["number"]))
-        made = outgoing(runtime.codec, *looked)
-    whole = [*made, *given]
+    whole = _accompanying(runtime, ask, status, result, looked, given)
     yield from _settle_made(runtime, ask, status, result, whole, tells_peer=tells_peer)
     # A peer that has not begun need not begin.
     if (yield from withdraw(runtime, item)):
@@ -129,6 +128,30 @@ def require_artifacts(artifacts: object) -> list[Artifact]:
             )
         check_artifact(each)
     return list(artifacts)
+
+
+def _accompanying(
+    runtime: Runtime,
+    ask: Row,
+    status: str,
+    result: Any,
+    made: Sequence[list[Row]],
+    given: Sequence[Artifact] = (),
+) -> list[Artifact]:
+    """Return the artifacts that go out with an answer: those of its session, and those given.
+
+    If the former are damaged or too large, an answer that is not `ok` goes without them, so that
+    every call can end.
+    """
+    try:
+        whole = [*outgoing(runtime.codec, *made), *given]
+        if status != "ok":
+            pack_answer(runtime.codec, ask["id"], "answer", status, result, whole)
+    except (CorruptRecord, LimitExceeded):
+        if status == "ok":
+            raise
+        return list(given)
+    return whole
 
 
 def _answer_looks(session: SessionRef) -> list[Query]:
@@ -222,10 +245,10 @@ def _settle_served(
     runtime: Runtime, looked: Sequence[list[Row]], status: str, result: Any
 ) -> Op[None]:
     """Do the same with rows that were read with the tree locked."""
-    asks, made, answered = looked
+    asks, *made = looked
     for ask in asks:
         if ask["state"] == "open":
-            artifacts = outgoing(runtime.codec, made, answered)
+            artifacts = _accompanying(runtime, ask, status, result, made)
             yield from _settle_made(runtime, ask, status, result, artifacts)
 
 

@@ -269,7 +269,11 @@ def context(id: str, part: str) -> tuple[str, ...]:
 def error_text(error: object, redact: Callable[[str], str]) -> str:
     """Return an error as redacted text, cut to size."""
     if isinstance(error, BaseException):
-        error = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        try:
+            said = str(error)
+        except Exception:
+            said = ""
+        error = f"{type(error).__name__}: {said}" if said else type(error).__name__
     if not isinstance(error, str):
         raise InvalidArgument(f"error must be text or an exception, not {type(error).__name__}")
     # A lone surrogate, from a file name for example, is escaped.
