@@ -122,6 +122,18 @@ def _close(tree: Tree, force: bool) -> Flow[list[SessionRef]]:
     return members
 
 
+def _all_of(top: SessionRef) -> Op[list[SessionRef]]:
+    """Return a session and everything below it, parents before children."""
+    members: list[SessionRef] = []
+    after = 0
+    while page := (yield from list_members(top, after, SESSIONS_PER_PAGE)):
+        members += page
+        if len(page) < SESSIONS_PER_PAGE:
+            break
+        after = page[-1].number
+    return members
+
+
 def _parts(members: Sequence[SessionRef], size: int) -> Iterator[Sequence[SessionRef]]:
     return (members[start : start + size] for start in range(0, len(members), size))
 
@@ -176,11 +188,14 @@ class Tree(SessionHandle[Any]):
         """Cancel all of it within the current transaction."""
         yield Lock(self.root_id)
         yield from self._row()
-        after = 0
-        while page := (yield from list_members(self.top, after, SESSIONS_AT_ONCE)):
-            while (yield from self._cancel(page)) is None:
+        yield from self.cancel_each([self.top])
+
+    def cancel_each(self, tops: Sequence[SessionRef]) -> Op[None]:
+        """Cancel some sessions of the tree, which is locked, with everything below them."""
+        members = [each for some in (yield from together(map(_all_of, tops))) for each in some]
+        for some in _parts(members, SESSIONS_AT_ONCE):
+            while (yield from self._cancel(some)) is None:
                 pass
-            after = page[-1].number
 
     def _cancel(self, some: Sequence[SessionRef]) -> Op[list[str] | None]:
         if not (yield from self._cancel_rows(some)):

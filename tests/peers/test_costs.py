@@ -32,6 +32,7 @@ STATEMENTS_OF_A_REQUEST = {
 SESSION_ROW_WRITES = 8
 STATEMENTS_PER_ASK = 5
 STATEMENTS_PER_ASK_TOGETHER = 3
+STATEMENTS_PER_CANCELLED_PEER = 8
 
 
 def ask_many(
@@ -80,6 +81,26 @@ async def test_asks_that_are_made_with_a_pause_cost_three_statements_each(subjec
         assert await status(store, session.id) == "waiting"
     assert statements[2] - statements[1] == STATEMENTS_PER_ASK_TOGETHER
     assert statements[12] - statements[2] == 10 * STATEMENTS_PER_ASK_TOGETHER + 3
+
+
+@both_colours
+async def test_the_rest_of_many_peers_is_cancelled_together(subject: Subject) -> None:
+    """One after the other, a thousand peers kept their tree locked for half a minute."""
+    traces: list[Trace] = []
+    store = await subject.open(hooks=Hooks(trace=traces.append), durability="normal")
+    statements = {}
+    for count in (11, 41):
+        session = await planner(store, f"asks {count}")
+        asks = [holdfast.Ask("a", number) for number in range(count)]
+        await done(session.pause(asks=asks, need="any"))
+        *_, last = await done(session.asks())
+        traces.clear()
+        await done(store.answer(last.id, "enough"))
+        [trace] = traces
+        statements[count] = trace.statements
+        states = {call.state for call in await done(session.asks(last=count))}
+        assert states == {"ok", "cancelled"}
+    assert statements[41] - statements[11] <= 30 * STATEMENTS_PER_CANCELLED_PEER
 
 
 @both_colours

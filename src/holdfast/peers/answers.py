@@ -42,7 +42,7 @@ from .settlement import (
     cancel_asks,
     settle,
     settlement,
-    stop_peer,
+    stop_peers,
     tell,
     withdraw,
 )
@@ -113,7 +113,7 @@ def answer(
     yield from _settle_made(runtime, ask, status, result, whole, tells_peer=tells_peer)
     # A peer that has not begun need not begin.
     if (yield from withdraw(runtime, item)):
-        yield from stop_peer(runtime, id)
+        yield from stop_peers(runtime, [id])
     return "counted"
 
 
@@ -195,7 +195,7 @@ def cancel_call(runtime: Runtime, id: str) -> Op[bool]:
     settled = yield from settle(runtime, ask, "cancelled", CANCELLED)
     if settled is None:
         return False
-    yield from stop_peer(runtime, id)
+    yield from stop_peers(runtime, [id])
     yield from _count_settled(runtime, settled)
     return True
 
@@ -230,7 +230,7 @@ def expire_locked(runtime: Runtime, found: Sequence[Row]) -> Op[int]:
         settled = yield from settle(runtime, ask, "timeout", TIMED_OUT, statement=SETTLE_DUE)
         if settled is not None:
             number += 1
-            yield from stop_peer(runtime, ask["id"])
+            yield from stop_peers(runtime, [ask["id"]])
             yield from _count_settled(runtime, settled)
     return number
 

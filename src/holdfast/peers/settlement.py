@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..feed import emit
-from ..kernel.operation import AfterCommit, Op, Query, Row, Runtime, one, rows
-from ..sessions.rows import READ_PLACE_BY_ID
+from ..kernel.operation import AfterCommit, Op, Query, Row, Runtime, batch, one, rows, together
+from ..sessions.rows import READ_PLACE_BY_ID, ref_of
 from ..trees import OPEN, Tree
 from ..work import transitions
 from ..work.items import READ_ITEM, Item
@@ -101,9 +101,8 @@ def answer_topic(ask_id: str) -> str:
 
 def cancel_asks(runtime: Runtime, asks: Iterable[Row]) -> Op[None]:
     """Settle calls as cancelled, and stop their peers; no pause counts them."""
-    for ask in asks:
-        if (yield from settle(runtime, ask, "cancelled", CANCELLED)) is not None:
-            yield from stop_peer(runtime, ask["id"])
+    settled = yield from together(settle(runtime, ask, "cancelled", CANCELLED) for ask in asks)
+    yield from stop_peers(runtime, [row["id"] for row in settled if row is not None])
 
 
 def cancel_rest(runtime: Runtime, pause: Row) -> Op[None]:
@@ -112,11 +111,18 @@ def cancel_rest(runtime: Runtime, pause: Row) -> Op[None]:
     yield from cancel_asks(runtime, (yield from rows(OPEN_OF_PAUSE, **place)))
 
 
-def stop_peer(runtime: Runtime, id: str) -> Op[None]:
-    """Cancel the session of a peer and everything below it, unless it has ended."""
-    row = yield from one(READ_PLACE_BY_ID, id=id)
-    if row is not None and row["status"] in OPEN:
-        yield from Tree(runtime, row["id"], row["number"], row["root_id"]).cancel_whole()
+def stop_peers(runtime: Runtime, ids: Sequence[str]) -> Op[None]:
+    """Cancel the sessions of a session's peers and everything below them, unless they have ended.
+
+    Their tree is locked.
+    """
+    if not ids:
+        return
+    found = yield from batch(*(Query(READ_PLACE_BY_ID, {"id": id}) for id in ids))
+    tops = [ref_of(row) for rows in found for row in rows if row["status"] in OPEN]
+    if tops:
+        top = tops[0]
+        yield from Tree(runtime, top.id, top.number, top.root_id).cancel_each(tops)
 
 
 def withdraw_item(runtime: Runtime, id: str, *, fences: bool = False) -> Op[bool]:
