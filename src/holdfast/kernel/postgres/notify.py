@@ -32,7 +32,11 @@ from .pipeline import Link, Message, Slot
 COALESCE_SECONDS = 0.01
 RECONNECT_SECONDS_MIN = 0.05
 RECONNECT_SECONDS_MAX = 5.0
-TOPIC_BYTES_MAX = 4_000
+# The server takes 7,999 bytes in one notification, and a character has at most four.
+PAYLOAD_BYTES_MAX = 7_999
+TOPIC_CHARACTERS_MAX = 1_999
+# Between the topics of one notification: the unit separator.
+SEPARATOR = "\x1f"
 # When more trees than this have changed, one ring of EVERY_TREE is sent instead.
 TREES_NAMED_MAX = 8
 PIPE_BYTES = 65_536
@@ -150,7 +154,7 @@ class Listener:
     def ring(self, channel: str, topic: str) -> None:
         """Notify other processes: at once, or coalesced while rings come fast."""
         with self._topics_lock:
-            self._topics.add((channel, topic[:TOPIC_BYTES_MAX]))
+            self._topics.add((channel, topic[:TOPIC_CHARACTERS_MAX]))
         self.start({channel})
         self._nudge()
 
@@ -192,10 +196,12 @@ class Listener:
         link.run([Message("SET synchronous_commit = off")], self._limit_seconds)
         return link
 
-    def _hear(self, channel: str, topic: str) -> None:
+    def _hear(self, channel: str, payload: str) -> None:
+        topics = payload.split(SEPARATOR)
         for each in self._served():
             if channel in each.channels:
-                each.signals.ring_here(None if topic == EVERY_TREE else topic)
+                for topic in topics:
+                    each.signals.ring_here(None if topic == EVERY_TREE else topic)
 
     def _served(self) -> list[Wakeups]:
         with self._starting:
@@ -260,12 +266,24 @@ def _naming(statement: sql.SQL, channel: str) -> Message:
 
 
 def _condensed(topics: Sequence[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """Yield the rings to send, sorted by channel; many trees become one ring of EVERY_TREE."""
+    """Yield the notifications to send for rings, which are sorted by channel.
+
+    Many trees become one ring of EVERY_TREE; other rings share notifications.
+    """
     for channel, group in groupby(topics, key=itemgetter(0)):
         rung = [topic for _, topic in group]
         if len(rung) > TREES_NAMED_MAX and all(map(is_of_trees, rung)):
             rung = [EVERY_TREE]
-        yield from ((channel, topic) for topic in rung)
+        texts: list[str] = []
+        size = 0
+        for topic in rung:
+            length = len(topic.encode()) + 1
+            if size + length > PAYLOAD_BYTES_MAX:
+                yield channel, SEPARATOR.join(texts)
+                texts, size = [], 0
+            texts.append(topic)
+            size += length
+        yield channel, SEPARATOR.join(texts)
 
 
 class Listeners:
