@@ -130,6 +130,8 @@ class Mesh(Handle[C]):
         on_progress: Callable[[Any], object] | None,
     ) -> Flow[PeerCall]:
         """Return a call with its answer, or as it is when the time is up."""
+        if call.state != "open" and on_progress is None:
+            return call
         if self._courier is not None and not self._courier.is_open:
             yield from invoke(self._start, self._courier)
         ends_at = None if wait_seconds is None else uptime_seconds() + wait_seconds
