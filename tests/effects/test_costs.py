@@ -37,8 +37,8 @@ POSTGRES = {
     "once": [("Ledger.take", 1), ("Ledger.finish", 1)],
     "replay": [("Ledger.take", 6)],
     "next replay": [("Ledger.take", 6)],
-    "replay of another call": [("Ledger.take", 9)],
-    "eight together": [("Ledger.take_all", 11), ("Ledger.finish_all", 11)],
+    "replay of another call": [("Ledger.take", 8)],
+    "eight together": [("Ledger.take_all", 10), ("Ledger.finish_all", 10)],
 }
 
 

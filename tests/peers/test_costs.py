@@ -29,6 +29,8 @@ STATEMENTS_OF_A_REQUEST = {
     "caller resumed": 11,
     "caller completed": 14,
 }
+# On PostgreSQL events are part of the statement that advances the feed.
+STEPS_WITH_EVENTS = ("request", "paused", "peer completed", "caller resumed", "caller completed")
 SESSION_ROW_WRITES = 8
 STATEMENTS_PER_ASK = 5
 STATEMENTS_PER_ASK_TOGETHER = 3
@@ -149,7 +151,10 @@ async def test_what_a_request_with_one_peer_costs(subject: Subject) -> None:
         caller = await driven(store, cost, "caller resumed", "caller")
         await cost("caller completed", partial(turned, store, [completion(caller.item)]))
         assert (await done(store.peer_call(call.id))).state == "ok"
-    assert costs == STATEMENTS_OF_A_REQUEST
+    wanted = dict(STATEMENTS_OF_A_REQUEST)
+    if store.runtime.driver.dialect == "postgres":
+        wanted |= {step: wanted[step] - 1 for step in STEPS_WITH_EVENTS}
+    assert costs == wanted
     assert len(written) == SESSION_ROW_WRITES
 
 

@@ -33,7 +33,7 @@ ids = iter(f"id-{number}" for number in range(1000))
 SERVICES = Services(
     lock=lambda root_id, may_wait: Query(f"LOCK {root_id} {may_wait}", {}),
     lock_free=lambda root_ids: Query(f"LOCK FREE {' '.join(root_ids)}", {}),
-    events=lambda emits: [Query("EVENT", {"kind": emit.kind}) for emit in emits],
+    events=lambda emits, at_once=False: [Query("EVENT", {"kind": emit.kind}) for emit in emits],
     events_if_done=lambda emits: Query("EVENTS", {"count": len(emits)}),
     new_id=lambda: next(ids),
 )

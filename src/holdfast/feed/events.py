@@ -39,6 +39,19 @@ EVENT = """(
         - {behind}, CAST(:session_id{n} AS TEXT), CAST(:kind{n} AS TEXT), CAST(:data{n} AS BLOB),
     :now
 )"""
+# PostgreSQL can do both in one statement.
+ADVANCE_AND_APPEND = """
+WITH moved AS (
+    UPDATE hf_trees SET position = position + :count WHERE root_id = :root_id RETURNING position
+)
+INSERT INTO hf_events (root_id, position, session_id, kind, data, created_at)
+SELECT CAST(:root_id AS TEXT), moved.position - CAST(:back AS INTEGER) - e.behind, e.session_id,
+    e.kind, e.data, :now
+FROM (VALUES {events}) AS e (behind, session_id, kind, data) LEFT JOIN moved ON true
+"""
+MOVED_EVENT = """(
+    {behind}, CAST(:session_id{n} AS TEXT), CAST(:kind{n} AS TEXT), CAST(:data{n} AS BLOB)
+)"""
 ADVANCE_FEED_IF_DONE = """
 moved AS (
     UPDATE hf_trees SET position = position + :event_count
@@ -128,35 +141,42 @@ def sequence_event(
     return Emit(root_id, session_id, kind, sealed, is_counted=True)
 
 
-def event_statements(emits: Sequence[Emit]) -> list[Query]:
-    """Return the statements that append events; the kernel runs them last."""
+def event_statements(emits: Sequence[Emit], *, at_once: bool = False) -> list[Query]:
+    """Return the statements that append events; the kernel runs them last.
+
+    With `at_once`, one statement may change two tables.
+    """
     by_root: dict[str, list[Emit]] = {}
     for event in emits:
         by_root.setdefault(event.root_id, []).append(event)
     statements = []
     for root_id in sorted(by_root):
         events = by_root[root_id]
-        if count := sum(not event.is_counted for event in events):
+        count = sum(not event.is_counted for event in events)
+        if count and not at_once:
             statements.append(Query(ADVANCE_FEED, {"root_id": root_id, "count": count}))
         for start in range(0, len(events), EVENTS_PER_STATEMENT):
             some = events[start : start + EVENTS_PER_STATEMENT]
             parameters: dict[str, object] = {
                 "root_id": root_id,
                 "back": len(events) - start - len(some),
+                "count": count,
             }
             for n, event in enumerate(some):
                 parameters[f"session_id{n}"] = event.session_id
                 parameters[f"kind{n}"] = event.kind
                 parameters[f"data{n}"] = event.data
-            statements.append(Query(append_events(len(some)), parameters))
+            advances = at_once and count > 0 and start == 0
+            statements.append(Query(append_events(len(some), advances=advances), parameters))
     return statements
 
 
 @functools.cache
-def append_events(count: int) -> str:
-    """Return the statement that appends this many events of a tree."""
-    events = ", ".join(EVENT.format(n=n, behind=count - 1 - n) for n in range(count))
-    return APPEND_EVENTS.format(events=events)
+def append_events(count: int, *, advances: bool = False) -> str:
+    """Return the statement that appends this many events of a tree, and may advance its feed."""
+    statement, row = (ADVANCE_AND_APPEND, MOVED_EVENT) if advances else (APPEND_EVENTS, EVENT)
+    events = ", ".join(row.format(n=n, behind=count - 1 - n) for n in range(count))
+    return statement.format(events=events)
 
 
 def events_if_done(events: Sequence[Emit]) -> Query:

@@ -102,6 +102,14 @@ class Hooks:
             self.trace(Trace(execution.call.name, execution.statements, attempts, name))
 
 
+class Events(Protocol):
+    """Writes events to their feeds."""
+
+    def __call__(self, emits: Sequence[Emit], *, at_once: bool = False) -> list[Query]:
+        """Return the statements; with `at_once`, one of them may change two tables."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Services:
     """What higher layers provide to the kernel: the statements of trees and feed, and new ids."""
@@ -110,7 +118,7 @@ class Services:
     """Returns the statement that locks a tree; the flag allows it to wait."""
     lock_free: Callable[[Sequence[str]], Query]
     """Returns the statement that locks those of some trees that are free, and returns them."""
-    events: Callable[[Sequence[Emit]], list[Query]]
+    events: Events
     """Returns the statements that append events to their feeds."""
     events_if_done: Callable[[Sequence[Emit]], Query]
     """The same as CTEs that follow `WITH done AS (…)` and write only if `done` has a row."""
@@ -319,11 +327,14 @@ class Execution(Generic[R]):
             self._generator.throw(error)
             self._generator.close()
 
-    def closing(self) -> list[Query]:
-        """Return the statements that are left, and those that write the emitted events."""
+    def closing(self, *, at_once: bool = False) -> list[Query]:
+        """Return the statements that are left, and those that write the emitted events.
+
+        With `at_once`, one statement may change two tables.
+        """
         queries, self.deferred = self.deferred, []
         if self.emits:
-            queries = [*queries, *self._services.events(self.emits)]
+            queries = [*queries, *self._services.events(self.emits, at_once=at_once)]
         self.statements += len(queries)
         return queries
 

@@ -162,7 +162,7 @@ class Transactions:
                     connection, [self.message(query) for query in execution.queries]
                 )
                 execution.advance([reply.rows for reply in replies])
-            yield Send(connection, [*map(self.message, execution.closing()), release])
+            yield Send(connection, [*map(self.message, execution.closing(at_once=True)), release])
         except Exception as error:
             if not is_connection_lost(error):
                 yield Send(connection, [Message("ROLLBACK TO SAVEPOINT holdfast"), release])
@@ -257,7 +257,7 @@ class Transactions:
             opening = []
             has_changed |= any(map(self._changes, queries, replies))
             execution.advance([reply.rows for reply in replies])
-        closing = [self.message(query) for query in execution.closing()]
+        closing = [self.message(query) for query in execution.closing(at_once=True)]
         if has_changed or closing:
             commit = [*opening, *closing, Message("COMMIT", boundary="commit")]
             yield from self._commit(connection, commit, execution)
