@@ -201,7 +201,7 @@ class Compaction:
     def remove_events(
         self, floor: int, after: tuple[int, str]
     ) -> Op[tuple[int, tuple[int, str] | None]]:
-        """Remove some events after a place; return how many, and the next place, None at the end."""
+        """Remove some events after a place; return how many, and the next place, or None."""
         yield Lock(self._root_id)
         place = {"sequence": after[0], "key": after[1]}
         bounds = {"root_id": self._root_id, "at": floor, **place}
