@@ -135,6 +135,22 @@ async def test_no_transaction_grows_with_the_tree(subject: Subject) -> None:
     assert costs[1] <= costs[0]
 
 
+def test_a_pass_costs_the_same_however_many_sessions_it_removes(
+    place: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trees, "ROWS_PER_PASS", 1_000)
+    costs: list[int] = []
+    for at_once in (4, 12):
+        monkeypatch.setattr(trees, "SESSIONS_PER_PASS", at_once)
+        traces: list[Trace] = []
+        with holdfast.open(**place, hooks=Hooks(trace=traces.append)) as store:
+            top = asyncio.run(grow(store, 12))
+            top.delete(force=True)
+        removals = [each.statements for each in traces if each.call == "Tree.remove_some"]
+        costs.append(max(removals))
+    assert costs[1] == costs[0]
+
+
 @in_sync
 async def test_a_deletion_that_was_stopped_goes_on(subject: Subject) -> None:
     for number, call in enumerate(("Tree.close", "Tree.empty_events", "Tree.remove_some") * 2):

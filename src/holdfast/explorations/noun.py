@@ -26,6 +26,10 @@ REMOVE_ROWS = [
     """  # noqa: S608
     for table in NUMBERED
 ]
+LIST_WORLDS = f"""
+SELECT session_number AS number FROM hf_worlds WHERE session_number IN {GIVEN_NUMBERS}
+ORDER BY session_number
+"""  # noqa: S608
 REMOVE_WORLDS = f"DELETE FROM hf_worlds WHERE session_number IN {GIVEN_NUMBERS}"  # noqa: S608
 ENDED_LONG_AGO = f"""
 SELECT s.number FROM {ALL_SESSIONS} JOIN hf_worlds w ON w.session_number = s.number
@@ -75,7 +79,8 @@ class ExplorationsNoun(Noun):
         numbers, count = numbers_of(sessions), 0
         for removal in REMOVE_ROWS:
             count += len((yield from rows(removal, numbers=numbers, limit=limit - count)))
-        for queue in (name for each in sessions for name in queues_of(each.number)):
+        worlds = yield from rows(LIST_WORLDS, numbers=numbers)
+        for queue in (name for each in worlds for name in queues_of(each["number"])):
             count += yield from remove_queue(queue, limit - count)
         if count < limit:
             yield from rows(REMOVE_WORLDS, numbers=numbers)
