@@ -53,16 +53,15 @@ def plan(session: Any) -> Agent:
 
 def find_flights(request: holdfast.PeerRequest[Any]) -> str:
     """Take some time, and report progress."""
-    store = holdfast.Store(request.session.runtime)
     city = request.input["message"]
-    store.progress(request.ask_id, f"looking at the airlines to {city}")
+    request.store.progress(request.ask_id, f"looking at the airlines to {city}")
     time.sleep(0.2)
     return f"A flight for {100 + len(city)} euros."
 
 
 def hang(request: holdfast.PeerRequest[Any]) -> None:
     """Start, and never finish: the process that runs this will be killed."""
-    holdfast.Store(request.session.runtime).progress(request.ask_id, "looking out of the window")
+    request.store.progress(request.ask_id, "looking out of the window")
     time.sleep(3600)
 
 

@@ -62,7 +62,7 @@ def start(place: dict[str, Any], url: str, prefix: str, name: str) -> Child:
 
 
 @pytest.mark.parametrize(
-    ("requests", "kills"), [(20, 6), pytest.param(200, 100, marks=pytest.mark.slow)]
+    ("requests", "kills"), [(40, 8), pytest.param(200, 100, marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize("where", ["same store", "other store"])
 def test_every_request_ends_once_while_messages_get_lost_and_instances_are_killed(

@@ -94,7 +94,7 @@ def start(place: dict[str, Any], name: str) -> Child:
 
 
 @pytest.mark.parametrize(
-    ("requests", "kills"), [(20, 10), pytest.param(200, 120, marks=pytest.mark.slow)]
+    ("requests", "kills"), [(40, 10), pytest.param(200, 120, marks=pytest.mark.slow)]
 )
 def test_every_request_ends_once_while_instances_are_killed(
     requests: int, kills: int, place: dict[str, Any]

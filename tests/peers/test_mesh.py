@@ -194,6 +194,32 @@ def test_what_a_service_raises_is_an_error_answer(place: dict[str, Any]) -> None
         assert store.find_session("r1").info().status == "failed"
 
 
+def test_an_exception_that_cannot_be_shown_is_an_error_answer(
+    place: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Unshown(Exception):
+        def __str__(self) -> str:
+            raise ValueError("it cannot be shown")
+
+    def broken(request: Any) -> None:
+        raise Unshown
+
+    monkeypatch.setattr("holdfast.work.transitions.RETRY_SECONDS", 0.02)
+    with holdfast.open(**place, durability="normal") as store:
+        call = store.request("broken")
+        worker = Service("broken", broken).worker(store, poll_seconds=0.05)
+        running = threading.Thread(target=worker.run)
+        running.start()
+        try:
+            answer = Mesh(store).wait(call.id, wait_seconds=120).answer
+        finally:
+            worker.stop()
+            running.join()
+        assert answer is not None
+        assert (answer.status, answer.result) == ("error", "Unshown")
+        assert worker.counts == {"retried": 3, "failed": 1}
+
+
 def test_a_service_without_on_resume_cannot_go_on_and_says_so(place: dict[str, Any]) -> None:
     def napping(request: holdfast.PeerRequest[Any]) -> None:
         request.session.sleep(0)

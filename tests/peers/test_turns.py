@@ -228,7 +228,8 @@ def test_while_a_tree_is_locked_the_others_are_answered_and_the_next_ones_served
     postgres_dsn: str, namespace: str, tmp_path: Any, colour: Any
 ) -> None:
     async def case(subject: Subject) -> None:
-        store = await opened(subject)
+        traces: list[Trace] = []
+        store = await opened(subject, hooks=Hooks(trace=traces.append))
         peer = Peer(colour)
         await asked(store, range(REQUESTS))
         lock = f"SELECT 1 FROM {namespace}.hf_trees WHERE root_id = 'r1' FOR NO KEY UPDATE"
@@ -241,6 +242,8 @@ def test_while_a_tree_is_locked_the_others_are_answered_and_the_next_ones_served
                 assert (await done(store.peer_call("r1"))).state == "open"
             assert await all_answered(store) == ALL_OK
             await is_clean(store)
+        # No turn has waited for the tree until it failed.
+        assert {each.error for each in traces if each.call == "serve_turn"} == {None}
         assert worker.counts == {"completed": REQUESTS}
         assert attempts(await done(store.work.list(limit=100))) == ONCE
 
@@ -275,8 +278,8 @@ def test_a_turn_whose_commit_is_in_doubt_is_settled_before_anything_is_done_agai
         )
         peer = Peer(colour)
         await asked(store, range(REQUESTS))
-        given = {"lease_seconds": 5, "sweep_interval_seconds": 0.2}
-        async with serving(store, peer, **given):
+        given = {"lease_seconds": 10, "sweep_interval_seconds": 0.2}
+        async with serving(store, peer, **given) as worker:
             is_armed.set()
             peer.go()
             async with await holdfast.aopen(postgres_dsn, namespace=namespace) as direct:
@@ -284,7 +287,8 @@ def test_a_turn_whose_commit_is_in_doubt_is_settled_before_anything_is_done_agai
                 await is_clean(direct)
                 items = await direct.work.list(limit=100)
         assert [cut.wait() for cut in cuts] == ["COMMIT" if moment == "after" else None]
-        # What was answered is not done again; what was claimed unseen is, once its lease is over.
+        # What was answered is not taken for lost; what was claimed unseen has another attempt.
+        assert worker.counts["lost"] == 0
         first = {f"r{number}": 1 for number in range(INSTANCES)}
         assert {id: n for id, n in attempts(items).items() if id in first} == first
         assert set(peer.runs.values()) == {1}
