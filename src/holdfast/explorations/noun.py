@@ -11,7 +11,7 @@ from ..kernel.nouns import Noun, Retention
 from ..kernel.operation import Op, Runtime, operation, rows
 from ..records import Finding, Pruned, SessionRef
 from ..sessions.rows import ALL_SESSIONS, GIVEN_NUMBERS, numbers_of
-from ..work.noun import remove_queue
+from ..work.noun import remove_queue, used_queues
 from .portable import ExplorationsPortable
 from .rows import queues_of
 
@@ -26,10 +26,6 @@ REMOVE_ROWS = [
     """  # noqa: S608
     for table in NUMBERED
 ]
-LIST_WORLDS = f"""
-SELECT session_number AS number FROM hf_worlds WHERE session_number IN {GIVEN_NUMBERS}
-ORDER BY session_number
-"""  # noqa: S608
 REMOVE_WORLDS = f"DELETE FROM hf_worlds WHERE session_number IN {GIVEN_NUMBERS}"  # noqa: S608
 ENDED_LONG_AGO = f"""
 SELECT s.number FROM {ALL_SESSIONS} JOIN hf_worlds w ON w.session_number = s.number
@@ -79,8 +75,8 @@ class ExplorationsNoun(Noun):
         numbers, count = numbers_of(sessions), 0
         for removal in REMOVE_ROWS:
             count += len((yield from rows(removal, numbers=numbers, limit=limit - count)))
-        worlds = yield from rows(LIST_WORLDS, numbers=numbers)
-        for queue in (name for each in worlds for name in queues_of(each["number"])):
+        queues = [name for each in sessions for name in queues_of(each.number)]
+        for queue in (yield from used_queues(queues)):
             count += yield from remove_queue(queue, limit - count)
         if count < limit:
             yield from rows(REMOVE_WORLDS, numbers=numbers)

@@ -13,6 +13,7 @@ from ..kernel.append_only import through_door
 from ..kernel.flow import Flow, perform
 from ..kernel.nouns import Noun, Retention
 from ..kernel.operation import Lock, Op, Query, Row, Runtime, one, operation, query, rows
+from ..kernel.sql import given, given_keys
 from ..leases import EARLIER_BOOT
 from ..records import Pruned, SessionRef, Swept
 from ..sessions.rows import GIVEN_NUMBERS, numbers_of
@@ -92,6 +93,11 @@ DELETE FROM hf_work WHERE number IN (
 ) RETURNING number
 """
 # With an OFFSET, PostgreSQL looks for each in the index, and does not read all items for a page.
+USED_QUEUES = f"""
+SELECT given_key AS queue FROM {given_keys("queues")} AS given
+WHERE EXISTS (SELECT 1 FROM hf_work w WHERE w.queue = given_key LIMIT 1 OFFSET 0)
+ORDER BY given_key
+"""  # noqa: S608
 EFFECTS_OF_NO_ITEM = f"""{OF_OLD_CHAINS} AND NOT EXISTS (
         SELECT 1 FROM hf_work w WHERE w.id = item_id LIMIT 1 OFFSET 0
     ) AND NOT EXISTS (
@@ -189,6 +195,11 @@ def _finish(runtime: Runtime, found: Sequence[Row], change: Transition, statemen
     if found:
         ended = [(Item[Any](runtime, row), change) for row in found]
         yield from transitions.finish(ended, statement)
+
+
+def used_queues(queues: Sequence[str]) -> Op[list[str]]:
+    """Return which of some queues have items."""
+    return [row["queue"] for row in (yield from rows(USED_QUEUES, queues=given(queues)))]
 
 
 def remove_queue(queue: str, limit: int) -> Op[int]:
