@@ -163,7 +163,7 @@ def pruned(family: Family) -> None:
     session, runtime = family.session(), family.store.runtime
     row = {"number": session.number, "id": session.id, "root_id": session.root_id}
     given = (Retention(keep=2, work_ms=0, key_ms=0, effect_ms=0), row)
-    plan = runtime.run(Call(read_plan, runtime, (*given, 0)))
+    plan = runtime.run(Call(read_plan, runtime, (*given, None)))
     runtime.run(Call(remove_planned, runtime, (*given, plan)))
 
 
