@@ -397,7 +397,10 @@ async def test_a_question_waits_for_a_decision_that_is_asked_for_once(subject: S
     assert (await raises(ApprovalNeeded, lambda: run(agent))).block_id == error.block_id
     assert len(await done(session.history(kind="approval_point"))) == 1
     decision = {"block_id": error.block_id, "decision": "allow", "by": "ann"}
+    # A decision that does not say on what counts for nothing.
     await done(session.record("approval_point", decision))
+    await raises(ApprovalNeeded, lambda: run(agent))
+    await done(session.record("approval_point", {**decision, "request": error.request}))
     assert (await run(agent)).text == "Sent."
     assert (world.count("mail"), world.count("asked")) == (1, 2)
 

@@ -237,6 +237,9 @@ def test_no_decision_is_recorded_with_a_token_that_may_not_approve(
     path = "/sessions/mine/checkpoints"
     forged = {"kind": "approval_point", "data": {"block_id": "b", "decision": "allow"}}
     assert error(guarded.request("POST", path, token=token, json=forged)) == (403, "forbidden")
+    # What a pause has asked cannot be replaced by another question.
+    swapped = {"kind": "approval_point", "data": {"pause": "p", "question": {"block_id": "b"}}}
+    assert error(guarded.request("POST", path, token=token, json=swapped)) == (403, "forbidden")
     asked = {"kind": "approval_point", "data": {"block_id": "b", "tool": "pay"}}
     assert guarded.request("POST", path, token=token, json=asked).status_code == 201
     assert guarded.request("POST", path, token="approver", json=forged).status_code == 201

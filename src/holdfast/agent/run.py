@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from ..effects.calls import FATAL_ERRORS, CallAnswer, call_all
+from ..effects.requests import ApprovalUsed
 from ..errors import (
     ApprovalNeeded,
     HoldfastError,
@@ -358,13 +359,25 @@ class AgentRun:
                 yield from self._report(Calling(iteration=self._iteration, call=group[index].call))
 
         def on_answer(index: int, answer: CallAnswer) -> Flow[None]:
-            yield from self._add_result(group[index], answer)
+            if isinstance(answer, ApprovalUsed):
+                yield from self._ask_again(group[index])
+            else:
+                yield from self._add_result(group[index], answer)
             yield from announce(index + 1)
 
         yield from announce(0)
         calls = [checked.prepared for checked in group if checked.prepared is not None]
         # A call is reported to on_progress only once its outcome is durable.
         yield from call_all(calls, on_answer, gathers=self._rules.on_progress is None)
+
+    def _ask_again(self, checked: CheckedCall) -> Flow[None]:
+        """Ask a person anew about a call whose approval no longer counts, and run it if allowed."""
+        self._tools.forget_approval(checked)
+        again = yield from self._tools.check(checked.call, self._messages)
+        if again.prepared is None:
+            yield from self._add_result(again, None)
+        else:
+            yield from self._run_together([again])
 
     def _add_result(self, checked: CheckedCall, answer: CallAnswer | None) -> Flow[None]:
         yield from self._add(checked, self._tools.executed(checked, answer))

@@ -13,6 +13,7 @@ from ..arguments import shown
 from ..checkpoints.diff import same
 from ..effects.calls import FATAL_ERRORS, CallAnswer, PreparedCall
 from ..effects.handles import SessionEffects
+from ..effects.requests import Approval
 from ..effects.statements import Result
 from ..effects.tools import Tool, plain_arguments
 from ..errors import (
@@ -21,11 +22,12 @@ from ..errors import (
     InProgress,
     InvalidArgument,
     InvalidValue,
+    LimitExceeded,
     Unresolved,
 )
 from ..kernel.flow import Flow, invoke, perform
 from ..peers import Answer
-from ..records import Kind, SessionInfo
+from ..records import Checkpoint, Kind, SessionInfo
 from ..session import Session
 from .commits import Executed
 from .models import ToolSpec
@@ -96,6 +98,8 @@ class ToolCalls:
     def __init__(self, rules: Rules, session: Any) -> None:
         self._rules = rules
         self._session = session
+        self._used: set[Approval] = set()
+        """Approvals that the ledger refused."""
 
     @property
     def specs(self) -> tuple[ToolSpec, ...]:
@@ -130,11 +134,15 @@ class ToolCalls:
                     raise Refusal(
                         "invalid arguments; the agent was not asked. They must be an object."
                     )
-                yield from self._require_permission(call, peer)
+                # The id of the ask, of this call and epoch, makes sure that it is asked once.
+                yield from self._require_permission(call, peer, given)
                 return CheckedCall(call, repeats, content=given, peer=peer)
             tool, arguments = self._bound(call)
-            yield from self._require_permission(call, tool)
-            return CheckedCall(call, repeats, self._prepare(call, tool, arguments))
+            approval = yield from self._require_permission(call, tool, arguments)
+            prepared = self._prepare(call, tool, arguments)
+            # A read issues nothing.
+            prepared.request.approval = None if tool.effect == "read" else approval
+            return CheckedCall(call, repeats, prepared)
         except Refusal as refusal:
             return CheckedCall(call, repeats, content=str(refusal), is_error=True)
 
@@ -231,13 +239,23 @@ class ToolCalls:
         }
         return Executed(call=call, result=result, evidence=evidence)
 
-    def _require_permission(self, call: ToolCall, tool: Tool[..., Any] | Peer) -> Flow[None]:
+    def forget_approval(self, checked: CheckedCall) -> None:
+        """Ask a person again about a call whose approval was used before, or in another epoch."""
+        assert checked.prepared is not None
+        assert checked.prepared.request.approval is not None
+        self._used.add(checked.prepared.request.approval)
+
+    def _require_permission(
+        self, call: ToolCall, tool: Tool[..., Any] | Peer, arguments: dict[str, Any]
+    ) -> Flow[Approval | None]:
+        """Raise Refusal if a call is not permitted; return a person's approval if it needs one."""
         if self._rules.permit is None:
-            return
+            return None
         decision = yield from invoke(self._rules.permit, call, tool)
         permission, reason = decision if isinstance(decision, tuple) else (decision, "")
+        approval = None
         if permission == "ask":
-            permission = yield from self._ask_person(call, tool, reason)
+            permission, approval = yield from self._ask_person(call, tool, arguments, reason)
         if permission == "deny":
             raise Refusal(f"{call.name} was not permitted, nothing was run. {reason}".strip())
         if permission != "allow":
@@ -245,68 +263,75 @@ class ToolCalls:
                 f"permit returned {shown(decision)}; it must return 'allow', 'deny' or 'ask', "
                 "alone or with a reason"
             )
+        return approval
 
     def _ask_person(
-        self, call: ToolCall, tool: Tool[..., Any] | Peer, reason: str
-    ) -> Flow[Permission]:
-        """Return a person's decision on a call, which is requested and recorded once.
+        self,
+        call: ToolCall,
+        tool: Tool[..., Any] | Peer,
+        arguments: dict[str, Any],
+        reason: str,
+    ) -> Flow[tuple[Permission, Approval]]:
+        """Return a person's decision on a request, which is asked for and recorded once.
 
         Raises ApprovalNeeded if there is none yet; a session that can pause then waits for it.
         """
         info = yield from perform(Session.info, self._session)
-        asked, decided = yield from self._approvals(call, info)
-        if decided is not None:
+        digests = yield from self._digests(call, arguments)
+        found = yield from self._newest_record(call, digests, info)
+        decided = None if found is None else _decision_in(found)
+        if decided is not None and decided[1] not in self._used:
             return decided
+        is_asked = found is not None and decided is None
         # Listings show the beginning: first what a person decides on.
         question = {
             "tool": call.name,
             "arguments": call.arguments,
             "reason": reason,
             "block_id": call.id,
+            "request": digests[0],
         }
         can_pause = info.agent is not None and self._rules.approve is None
-        if not asked and not can_pause:
+        if not is_asked and not can_pause:
             yield from perform(Session.record, self._session, APPROVAL, question)
         if self._rules.approve is None:
-            how = "decide with `holdfast approvals` or store.approve, and the session resumes"
-            if not can_pause:
-                how = (
-                    f'record it as an approval_point with {{"block_id": "{call.id}", "decision": '
-                    '"allow"} or "deny", then run the agent again'
-                )
-            raise ApprovalNeeded(
-                f"{call.name} waits for a decision ({reason or 'the agent must ask'}); {how}",
-                block_id=call.id,
-                tool=call.name,
-                question=question if can_pause and not asked else None,
-            )
+            raise _approval_needed(question, can_pause=can_pause, is_asked=is_asked)
         is_allowed = bool((yield from invoke(self._rules.approve, call, tool)))
-        decision: Permission = "allow" if is_allowed else "deny"
-        yield from perform(
-            Session.record, self._session, APPROVAL, {**question, "decision": decision}
-        )
-        return decision
+        decision = {**question, "decision": "allow" if is_allowed else "deny"}
+        made = yield from perform(Session.record, self._session, APPROVAL, decision)
+        decided = _decision_in(made)
+        assert decided is not None
+        return decided
 
-    def _approvals(self, call: ToolCall, info: SessionInfo) -> Flow[tuple[bool, Permission | None]]:
-        """Return whether a person was asked about a call in this epoch, and what was decided."""
+    def _digests(self, call: ToolCall, arguments: dict[str, Any]) -> Flow[list[str]]:
+        """Return the digests by which a decision on a request is recognized."""
+        try:
+            given = (call.name, arguments)
+            return (yield from perform(SessionEffects._digests, self._session, *given))
+        except (InvalidArgument, LimitExceeded) as error:
+            raise Refusal(f"invalid arguments, nothing was run. {error}") from None
+
+    def _newest_record(
+        self, call: ToolCall, digests: Sequence[str], info: SessionInfo
+    ) -> Flow[Checkpoint | None]:
+        """Return the newest question or decision of this epoch on exactly this request."""
         records = yield from perform(
             Session.history, self._session, kind=APPROVAL, limit=APPROVALS_READ_MAX
         )
         found = [
-            record.data
-            for record in reversed(records)
+            record
+            for record in records
             if isinstance(record.data, dict)
             and record.epoch == info.epoch
             and record.version > (info.origin_version or 0)
         ]
-        pauses = {data["pause"] for data in found if _block_asked(data) == call.id}
-        ours = [
-            data for data in found if data.get("block_id") == call.id or data.get("pause") in pauses
-        ]
-        for data in ours:
-            if (decision := DECISIONS.get(data.get("decision"))) is not None:
-                return True, decision
-        return bool(ours), None
+        asked = {each.data["pause"]: each.data["question"] for each in found if _is_question(each)}
+        for record in found:
+            about = asked.get(record.data["pause"]) if "pause" in record.data else record.data
+            about = about if isinstance(about, dict) else {}
+            if about.get("block_id") == call.id and about.get("request") in digests:
+                return record
+        return None
 
     def _fitting(self, content: Any) -> Any:
         """Return a result for the model: redacted, and cut to the size limit."""
@@ -324,10 +349,36 @@ class ToolCalls:
         )
 
 
-def _block_asked(record: dict[str, Any]) -> Any:
-    """Return the call that the question of a pause is about, if it is about one."""
-    question = record.get("question")
-    return question.get("block_id") if isinstance(question, dict) else None
+def _is_question(record: Checkpoint) -> bool:
+    """Whether a record tells what a pause asked a person."""
+    return "pause" in record.data and "question" in record.data
+
+
+def _decision_in(record: Checkpoint) -> tuple[Permission, Approval] | None:
+    """Return what a record decides, and the approval that it is if it allows the call."""
+    permission = DECISIONS.get(record.data.get("decision"))
+    if permission is None:
+        return None
+    return permission, Approval(record.session_id, record.version, record.epoch)
+
+
+def _approval_needed(
+    question: dict[str, Any], *, can_pause: bool, is_asked: bool
+) -> ApprovalNeeded:
+    tool, id, request = question["tool"], question["block_id"], question["request"]
+    how = "decide with `holdfast approvals` or store.approve, and the session resumes"
+    if not can_pause:
+        how = (
+            f'record it as an approval_point with {{"block_id": "{id}", "request": "{request}", '
+            '"decision": "allow"} or "deny", then run the agent again'
+        )
+    return ApprovalNeeded(
+        f"{tool} waits for a decision ({question['reason'] or 'the agent must ask'}); {how}",
+        block_id=id,
+        tool=tool,
+        request=request,
+        question=question if can_pause and not is_asked else None,
+    )
 
 
 def _equal_calls_before(messages: Sequence[Message], call: ToolCall) -> int:

@@ -54,12 +54,13 @@ from .ledger import (
     Known,
     Ledger,
     Owned,
+    Unapproved,
     describe,
     finish,
     settle,
     verify,
 )
-from .requests import EffectRequest, policy_of
+from .requests import ApprovalUsed, EffectRequest, policy_of
 from .statements import (
     EffectOutcome,
     Result,
@@ -133,7 +134,7 @@ class PreparedCall:
     def take(self) -> Flow[Result[Any] | tuple[Ticket, float]]:
         """Return the result if there is one, or a ticket to run the tool and when it was asked for.
 
-        Waits while another owner runs it, and raises InProgress after `wait_seconds`.
+        Waits while another owner runs it. Raises InProgress after `wait_seconds`, or ApprovalUsed.
         """
         deadline = uptime_seconds() + self.wait_seconds
         watched, pause = "", POLL_SECONDS
@@ -147,6 +148,8 @@ class PreparedCall:
                     return ticket, asked_at
                 case Known(effect):
                     return known_result(effect)
+                case Unapproved():
+                    raise ApprovalUsed
                 case InDoubt(ticket, effect):
                     settled = yield from self._settle(ticket, effect, asked_at)
                     if settled is not None:
@@ -192,6 +195,7 @@ class PreparedCall:
             return known_result(taken.effect)
         if outcome.error is not None:
             raise _not_storable(self.request.tool, outcome.error)
+        assert not isinstance(taken, Unapproved)
         return Result(value, taken.ticket.id if isinstance(taken, Owned) else taken.effect.id)
 
     def execute(self, ticket: Ticket, kept: Kept) -> Flow[Result[Any]]:

@@ -40,7 +40,7 @@ from ..wire import travels
 from .calls import PreparedCall, ToolUse, call_all, prepare
 from .history import effects_after, find_call, read_history
 from .ledger import Ledger, Match, describe, finish, settle, verify
-from .requests import ONCE_KEY_CHARACTERS_MAX, ONCE_SECONDS, once_rules, once_tool
+from .requests import ONCE_KEY_CHARACTERS_MAX, ONCE_SECONDS, digest_of, once_rules, once_tool
 from .statements import (
     EFFECT_ATTEMPTS,
     EFFECT_BY_ID,
@@ -329,6 +329,14 @@ class SessionEffects(SessionHandle[C]):
             if len(found) < limit:
                 found += yield from rows(RECENT_CALLS, **span, limit=limit - len(found))
         return [self.ledger.effect(row) for row in found]
+
+    @operation
+    def _digests(self, tool: str, arguments: Any) -> Op[list[str]]:
+        """Return the digest of a request under each salt of the store, its own one first."""
+        salts = self.ledger.salts
+        yield from salts.load_for_write()
+        yield from salts.refresh()
+        return [digest_of(salt, salts.limits, tool, arguments) for salt in salts.all()]
 
     def _prepare(
         self,

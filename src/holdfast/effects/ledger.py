@@ -111,7 +111,13 @@ class InDoubt:
     effect: Effect
 
 
-Taken: TypeAlias = Owned | Known | Busy | InDoubt
+@travels
+@dataclass(frozen=True, slots=True)
+class Unapproved:
+    """The approval for the call was consumed by an earlier effect, or is of another epoch."""
+
+
+Taken: TypeAlias = Owned | Known | Busy | InDoubt | Unapproved
 
 
 @travels
@@ -445,7 +451,7 @@ class Ledger(PerStore):
         newest: Row | None,
         before: Row | None,
         owner: Row | None = None,
-    ) -> Op[Owned | Known | Busy]:
+    ) -> Op[Owned | Known | Busy | Unapproved]:
         """Insert the next generation; the caller that inserts it owns the effect."""
         id = yield from fresh_id()
         before = before if outcome is ISSUED else None
@@ -455,6 +461,9 @@ class Ledger(PerStore):
         if inserted:
             return (yield from self._own(request, inserted[0], outcome))
         row = yield from one(EFFECT_BY_KEY, key=request.identity.key, limit=1)
+        is_inserted = row is not None and (newest is None or row["number"] != newest["number"])
+        if request.approval is not None and not is_inserted:
+            return Unapproved()
         assert row is not None
         if outcome is ISSUED:
             return Busy(self.effect(row), 1)

@@ -67,6 +67,7 @@ class EffectRecord(Record, frozen=True, kw_only=True, tag="effect"):
     generation: portable.Small
     call_id: portable.Name | None = None
     item_id: portable.Name | None = None
+    approval: portable.Text | None = None
     issued_version: portable.Small
     tool: portable.Name
     effect: EffectKind

@@ -71,6 +71,25 @@ class RequestIdentity:
 
 
 @travels
+@dataclass(frozen=True, slots=True)
+class Approval:
+    """A person's decision to allow one call: the record of it, and the epoch it counts in."""
+
+    session_id: str
+    version: int
+    epoch: int
+
+    @property
+    def name(self) -> str:
+        """What an effect says that was issued under it."""
+        return f"{self.session_id} {self.version}"
+
+
+class ApprovalUsed(Exception):
+    """The approval for a call no longer counts, so nothing was run: a person has to decide."""
+
+
+@travels
 @dataclass(slots=True, kw_only=True)
 class EffectRequest:
     """A call to be looked up or issued."""
@@ -92,6 +111,8 @@ class EffectRequest:
     ttl_ms: int | None = None
     undoes: str | None = None
     idempotency_key: str | None = None
+    approval: Approval | None = None
+    """Consumed by the attempt that is issued under it; None if the call needs none."""
     identity: RequestIdentity = field(init=False)
     body: bytes = field(init=False)
     """The encoded arguments, not sealed yet."""
@@ -220,6 +241,11 @@ def is_unredacted(salts: Iterable[bytes], limits: Limits, row: Row, arguments: A
     is_once = row["key"].removeprefix(f"{row['scope']}:").startswith(ONCE)
     request = arguments if is_once else [row["tool"], arguments]
     return row["request_digest"] in (_hash(salt, limits, request, "request") for salt in salts)
+
+
+def digest_of(salt: bytes, limits: Limits, tool: str, arguments: Any) -> str:
+    """Return the digest of a request that is not under a caller's own key."""
+    return _hash(salt, limits, [tool, arguments], "request")
 
 
 def derive_key(salt: bytes, key: str, generation: int) -> str:

@@ -13,6 +13,9 @@
 -- lists it. unlinked_at is when its session was deleted; settled effects then keep what decides a
 -- retry, and lose arguments, error, note and late.
 --
+-- approval is the decision of a person that a call was issued under: its session and version. An
+-- approval is for one call and one effect: attempts under another idempotency key need another.
+--
 -- undone_by is the effect that undid this one, or 'world': then the store was rolled back as part of a
 -- world, and what the effect had done went back with the other systems. is_outside is set for tools
 -- that act on what no world rolls back.
@@ -38,6 +41,7 @@ CREATE TABLE hf_effects (
     session_number INTEGER,
     session_id TEXT,
     item_id TEXT,
+    approval TEXT,
     issued_version INTEGER NOT NULL,
     tool TEXT NOT NULL,
     effect TEXT NOT NULL CHECK (effect IN ('read', 'write', 'mutate')),
@@ -86,6 +90,8 @@ CREATE INDEX ix_effects_item ON hf_effects (item_id, number) WHERE item_id IS NO
 
 CREATE INDEX ix_effects_chain ON hf_effects (scope, number)
 WHERE session_number IS NULL AND item_id IS NOT NULL;
+
+CREATE INDEX ix_effects_approval ON hf_effects (approval) WHERE approval IS NOT NULL;
 
 CREATE INDEX ix_effects_open ON hf_effects (number) WHERE status = 'issued';
 

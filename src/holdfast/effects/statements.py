@@ -71,8 +71,8 @@ LOCK_EFFECT = f"{EFFECT_BY_ID} /*pg FOR NO KEY UPDATE */"
 LOCK_EFFECT_STATUS = "SELECT status FROM hf_effects WHERE id = :id /*pg FOR NO KEY UPDATE */"
 # The parameters of a new row by type, and the columns that the statement computes.
 GIVEN_COLUMNS = {
-    "TEXT": "id scope key call_id session_id item_id tool effect request_digest idempotency_key"
-    " status reason holder replay_of undoes",
+    "TEXT": "id scope key call_id session_id item_id approval tool effect request_digest"
+    " idempotency_key status reason holder replay_of undoes",
     "INTEGER": "generation session_number is_irreversible is_outside attempt timeout_ms settle_ms"
     " ttl_ms",
     "BLOB": "arguments result error",
@@ -92,11 +92,23 @@ INSERTED = {
     "expires_at": """CASE WHEN CAST(:status AS TEXT) = 'completed'
         THEN coalesce(CAST(:expires_at AS INTEGER), :now + CAST(:ttl_ms AS INTEGER)) END""",
 }
+# An approval is for one epoch, and for one effect: all attempts of it share an idempotency key.
+IS_APPROVED = f"""(CAST(:approval AS TEXT) IS NULL OR (
+    EXISTS (
+        SELECT 1 FROM {ALL_SESSIONS} WHERE s.number = CAST(:place_number AS INTEGER)
+            AND s.epoch = CAST(:approved_epoch AS INTEGER)
+    )
+    AND NOT EXISTS (
+        SELECT 1 FROM hf_effects e WHERE e.approval = CAST(:approval AS TEXT)
+            AND e.call_id = CAST(:call_id AS TEXT)
+            AND e.idempotency_key <> CAST(:idempotency_key AS TEXT)
+    )
+))"""  # noqa: S608
 # With is_first it is sent together with the lookups, and checks itself that they find nothing.
 INSERT_EFFECT = f"""
 INSERT INTO hf_effects ({", ".join(INSERTED)})
 SELECT {", ".join(INSERTED.values())}
-WHERE :is_first = 0 OR (
+WHERE {IS_APPROVED} AND (:is_first = 0 OR (
     NOT EXISTS (
         SELECT 1 FROM hf_effects e WHERE e.key = CAST(:key AS TEXT) AND e.generation > 0
     )
@@ -112,7 +124,7 @@ WHERE :is_first = 0 OR (
     ))
     AND {NEWEST_SALT} = CAST(:salts_number AS INTEGER)
     AND {SALT_OF_SESSION} = CAST(:session_salt AS INTEGER)
-)
+))
 ON CONFLICT (key, generation) WHERE generation > 0 DO NOTHING
 RETURNING {TICKET_COLUMNS}
 """  # noqa: S608
@@ -320,7 +332,7 @@ class Statements:
         if before is not None and before["status"] == "failed" and not before["is_expired"]:
             attempt = before["attempt"] + 1
             idempotency_key = before["idempotency_key"] if keeps_key else idempotency_key
-        tool = request.tool
+        tool, approval = request.tool, request.approval
         return self._insert(
             id,
             request,
@@ -331,6 +343,8 @@ class Statements:
             effect=tool.effect,
             is_irreversible=int(tool.is_irreversible),
             is_outside=int(tool.outside),
+            approval=None if approval is None else approval.name,
+            approved_epoch=None if approval is None else approval.epoch,
             idempotency_key=idempotency_key,
             attempt=attempt,
             timeout_ms=tool.timeout_ms,
@@ -372,6 +386,8 @@ class Statements:
             "session_number": number,
             "session_id": None if place is None else place.session_id,
             "item_id": request.item_id,
+            "approval": None,
+            "approved_epoch": None,
             "issued_version": None,
             "request_digest": identity.digest,
             "arguments": self.codec.seal(request.body, context=context(id, "arguments")),

@@ -168,9 +168,11 @@ def root_of(call: Call, root: str | None) -> str | None:
 def require_decider(token: Token, kind: object, data: object) -> None:
     """Refuse a record of a person's decision if the token may not approve.
 
-    An agent would act on such a record as if `approve` had been called.
+    An agent would act on such a record as if `approve` had been called. Only the store itself
+    records what a pause has asked: another question would turn its decision into one on that.
     """
-    is_decision = kind == APPROVAL and isinstance(data, dict) and "decision" in data
+    told = {"decision", "pause"}
+    is_decision = kind == APPROVAL and isinstance(data, dict) and not told.isdisjoint(data)
     may_approve = RANKS[token.permission] >= RANKS["approve"] and token.root_id is None
     if is_decision and not may_approve:
         raise Forbidden("a decision needs a token for approve, for all trees; nothing was done")
