@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -58,10 +60,9 @@ def test_sql_by_hand_counts_as_holdfast_does(where: Place) -> None:
     finally:
         register.close()
     if where.path is not None:
-        import sqlite3
-
-        [tree] = sqlite3.connect(where.path).execute(READ_TREE).fetchall()
+        with closing(sqlite3.connect(where.path)) as connection:
+            [tree] = connection.execute(READ_TREE).fetchall()
     else:
-        with psycopg.connect(where.conninfo) as connection:
-            [tree] = connection.execute(READ_TREE.encode()).fetchall()
+        with psycopg.connect(where.conninfo) as server:
+            [tree] = server.execute(READ_TREE.encode()).fetchall()
     assert tree == (3 + 2 + 2 * BATCH, 3 + 2 + 2 * BATCH, "active", 1)
