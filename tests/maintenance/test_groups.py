@@ -15,7 +15,6 @@ import holdfast
 from holdfast.codec import Codec
 from holdfast.errors import CorruptRecord
 from holdfast.feed.portable import TreeRecord
-from holdfast.kernel.portable import Import, Seen
 from holdfast.portable import file as format
 from holdfast.portable import plan
 from holdfast.sessions.portable import SessionRecord
@@ -171,16 +170,18 @@ def test_a_group_names_and_repeats_nothing_of_another(
         assert everything(store) == before
 
 
-def start_many(tx: holdfast.Transaction, first: int, last: int) -> holdfast.Op[None]:
+def start_many(
+    tx: holdfast.Transaction, first: int, last: int, root: str | None
+) -> holdfast.Op[None]:
     for number in range(first, last):
-        session = yield from tx.session(f"session number {number}")
+        session = yield from tx.session(f"session number {number}", parent=root)
         yield from session.append("log", ["x" * 100])
 
 
-def collecting(method: Callable[[Any], T]) -> Callable[[Any], T]:
-    def collect(self: Any) -> T:
+def collecting(method: Callable[..., T]) -> Callable[..., T]:
+    def collect(*args: Any) -> T:
         gc.collect()
-        return method(self)
+        return method(*args)
 
     return collect
 
@@ -197,14 +198,22 @@ def peak_bytes(act: Callable[[], object]) -> int:
         gc.unfreeze()
 
 
+@pytest.mark.parametrize("root", [None, "root"], ids=["of many trees", "of one tree"])
 def test_memory_does_not_grow_with_the_file(
-    place: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: Any, tmp_path: Path, root: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plan, "SESSIONS_PER_GROUP", 20)
     for module in ("kernel.owned_rows", "sessions.portable"):
         monkeypatch.setattr(f"holdfast.{module}.ROWS_PER_PAGE", 50)
-    # What is only garbage is not kept: it goes at the end of each group.
-    for kind, name in ((Seen, "repeated"), (Import, "forget")):
+    for name, size in {
+        "kernel.kept.ENTRIES_IN_MEMORY": 20,
+        "kernel.owned_rows.OWNERS_PER_PAGE": 20,
+        "kernel.portable.ROWS_PER_BATCH": 8,
+        "portable.file.FRAME_BYTES": 2_048,
+    }.items():
+        monkeypatch.setattr(f"holdfast.{name}", size)
+    # What is only garbage, or free for new objects, is not kept: it goes with each frame.
+    for kind, name in ((format.ExportWriter, "flush"), (format.ExportFile, "_read_frame")):
         monkeypatch.setattr(kind, name, collecting(getattr(kind, name)))
     peaks: dict[int, tuple[int, int]] = {}
 
@@ -213,13 +222,17 @@ def test_memory_does_not_grow_with_the_file(
             return open_at({**place, "namespace": f"{place['namespace']}_{name}"})
         return open_at({"url": f"sqlite:///{tmp_path}/{name}.db"})
 
-    for size in (40, 80, 800):
+    for size in (40, 160, 880):
         file = tmp_path / f"{size}.export"
         with another(f"from{size}") as store, another(f"to{size}") as second:
+            if root:
+                store.session(root)
             for first in range(0, size, 10):
-                store.run(start_many, first, first + 10)
+                store.run(start_many, first, first + 10, root)
+                store.find_session(f"session number {first}").call(charge, cents=first)
+                store.work.submit("task", session=f"session number {first}")
             exported, imported = partial(store.export, file), partial(second.import_sessions, file)
             peaks[size] = peak_bytes(exported), peak_bytes(imported)
     # The first size fills caches; of the 720 sessions more, none may leave 100 bytes.
-    for few, many in zip(peaks[80], peaks[800], strict=True):
+    for few, many in zip(peaks[160], peaks[880], strict=True):
         assert many - few < 72_000, peaks

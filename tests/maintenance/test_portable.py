@@ -48,6 +48,12 @@ from tests.maintenance.stores import contents, everything, sound
 KEY = {"k": bytes(range(32))}
 
 
+@pytest.fixture(autouse=True)
+def _on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is remembered of records goes to the disk at once, as that of large trees does."""
+    monkeypatch.setattr("holdfast.kernel.kept.ENTRIES_IN_MEMORY", 2)
+
+
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     return tmp_path / "sessions.export"

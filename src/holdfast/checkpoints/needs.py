@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import field
 from itertools import chain
 from typing import ParamSpec, TypeVar
@@ -48,10 +48,10 @@ SELECT count(*) AS count FROM hf_checkpoints WHERE key > :after AND key <= :newe
 class LineNeeds:
     """Which lines checkpoints need, each with its pieces and up to which of its own items."""
 
-    ends: dict[int, int] = field(default_factory=dict)
-    pieces: dict[int, list[Piece]] = field(default_factory=dict)
+    ends: MutableMapping[int, int] = field(default_factory=dict)
+    pieces: MutableMapping[int, list[Piece]] = field(default_factory=dict)
 
-    _bases: dict[int, int] = field(default_factory=dict)
+    _bases: MutableMapping[int, int] = field(default_factory=dict)
     """Lines that begin with pieces which are not known yet, and with how many items."""
 
     def add(self, codec: Codec, manifest: Manifest) -> Op[None]:
@@ -71,10 +71,15 @@ class LineNeeds:
 
     def read_pieces(self, codec: Codec) -> Op[None]:
         """Add the pieces that lines begin with."""
-        bases, self._bases = self._bases, {}
-        for line_id, base in bases.items():
+        for line_id, base in self._bases.items():
             self.pieces[line_id] = yield from pieces_of(codec, Ref(line_id, base, base))
             self._add(self.pieces[line_id])
+        self._bases.clear()
+
+    def read(self, codec: Codec, numbers: Iterable[int]) -> Op[None]:
+        """Add the needs of sessions, reading every manifest once."""
+        yield from read_each(MANIFESTS, numbers, lambda row: self.note(manifest_of(codec, row)))
+        yield from self.read_pieces(codec)
 
     def include(self, other: LineNeeds) -> None:
         """Add the needs of others."""
@@ -83,14 +88,6 @@ class LineNeeds:
     def _add(self, pieces: Iterable[Piece]) -> None:
         for line_id, start, length in pieces:
             self.ends[line_id] = max(self.ends.get(line_id, 0), start + length)
-
-
-def read_needs(codec: Codec, numbers: Iterable[int]) -> Op[LineNeeds]:
-    """Return the needs of sessions, reading every manifest once."""
-    needs = LineNeeds()
-    yield from read_each(MANIFESTS, numbers, lambda row: needs.note(manifest_of(codec, row)))
-    yield from needs.read_pieces(codec)
-    return needs
 
 
 def read_behind(codec: Codec, after: int, needs_of: Callable[[int], LineNeeds]) -> Op[int]:
@@ -163,7 +160,8 @@ class NeedsCache(PerStore):
         unread = [number for number in versions if number not in read]
         if sum(versions[number] for number in unread) > VERSIONS_AT_ONCE:
             raise MustReadAhead(unread)
-        needs = yield from read_needs(codec, unread)
+        needs = LineNeeds()
+        yield from needs.read(codec, unread)
         for each in read.values():
             if each.needs is None:
                 raise CorruptRecord("a version is damaged")

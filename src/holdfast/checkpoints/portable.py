@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import field, replace
+from dataclasses import replace
 from functools import partial
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -14,13 +14,14 @@ from ..dataclass import dataclass
 from ..errors import CorruptRecord
 from ..kernel import portable
 from ..kernel.inserts import Insert
+from ..kernel.kept import Kept, kept
 from ..kernel.operation import Op, Row
 from ..kernel.owned_rows import OwnedRows, read_each
 from ..records import Kind
 from . import lines as stored
 from .keys import ITEMS, VERSIONS, in_range
 from .lines import PIECES_MAX, RUN_BYTES_MAX, RUN_ITEMS, Inline, Manifest, Piece, Stored
-from .needs import LineNeeds, read_needs
+from .needs import LineNeeds
 from .write import ITERATIONS
 
 # The overhead of a packed run.
@@ -47,16 +48,19 @@ class LineRecord(portable.Record, frozen=True, tag="line"):
         lines = seen.of(_Seen).lines
         if self.id in lines:
             return f"line {self.id} comes twice"
-        line = _Line(sum(length for _, _, length in self.pieces))
-        if line.base > LIST_ITEMS_MAX:
+        base, needed = sum(length for _, _, length in self.pieces), 0
+        if base > LIST_ITEMS_MAX:
             return f"line {self.id} begins with too many items"
         for line_id, start, length in self.pieces:
-            other = lines.get(line_id) if line_id else line
+            if not line_id:
+                needed = max(needed, start + length)
+                continue
+            other = lines.get(line_id)
             if other is None:
                 return f"line {self.id} begins with items that are missing"
-            other.needed = max(other.needed, start + length)
-        line.pieces = frozenset(line_id for line_id, _, _ in self.pieces if line_id)
-        lines[self.id] = line
+            lines[line_id] = other._replace(needed=max(other.needed, start + length))
+        pieces = frozenset(line_id for line_id, _, _ in self.pieces if line_id)
+        lines[self.id] = _Line(base, needed, pieces)
         return None
 
     def add(self, into: portable.Import) -> Op[None]:
@@ -70,7 +74,7 @@ class LineRecord(portable.Record, frozen=True, tag="line"):
         def note(found: list[Row]) -> None:
             line_id = arrived.lines[self.id] = found[0]["id"]
             if pieces:
-                arrived.pieces[line_id] = {piece.line_id or line_id for piece in pieces}
+                arrived.pieces[line_id] = frozenset(each.line_id or line_id for each in pieces)
 
         into.insert(ADD_LINE, stored.line_row(into.codec, pieces), then=note)
 
@@ -87,7 +91,8 @@ class ItemsRecord(portable.Record, frozen=True, tag="items"):
 
     def problem(self, seen: portable.Seen) -> str | None:
         """Check that they are the next, and each a value that the store would accept."""
-        codec, line = seen.codec, seen.of(_Seen).lines.get(self.line_id)
+        codec, lines = seen.codec, seen.of(_Seen).lines
+        line = lines.get(self.line_id)
         if line is None or self.index != line.end:
             return f"item {self.index} is out of order"
         if self.index + self.count > ITEMS:
@@ -101,7 +106,7 @@ class ItemsRecord(portable.Record, frozen=True, tag="items"):
                 return f"item {self.index} is a run that is too large"
         for body in bodies:
             codec.admit(body, name="item")
-        line.end += self.count
+        lines[self.line_id] = line._replace(end=line.end + self.count)
         return None
 
     def add(self, into: portable.Import) -> Op[None]:
@@ -123,12 +128,13 @@ class EpochRecord(portable.Record, frozen=True, tag="epoch"):
         number, session = self.session_number, seen.sessions.get(self.session_number)
         if session is None or number in seen.of(_Seen).versions:
             return f"epoch {self.epoch} of session {number} is out of order"
-        epochs = seen.of(_Seen).epochs.setdefault(number, [])
+        epochs = seen.of(_Seen).epochs.get(number, [])
         last = epochs[-1] if epochs else (self.epoch - 1, 0)
         is_next = self.epoch == last[0] + 1 > 1 and last[1] < self.first_version
         if not is_next or not self.target_version < self.first_version <= session.version:
             return f"session {session.id!r} has an epoch that begins nowhere"
         epochs.append((self.epoch, self.first_version))
+        seen.of(_Seen).epochs[number] = epochs
         return None
 
     def add(self, into: portable.Import) -> Op[None]:
@@ -255,26 +261,25 @@ class AttestationRecord(_VersionRecord, frozen=True, tag="attestation"):
         into.insert(ADD_ATTESTATION, self.row(into.codec, key=key))
 
 
-@dataclass(slots=True)
-class _Line:
+class _Line(NamedTuple):
     """A line as seen so far, and up to which of its own items it is needed."""
 
     base: int
     needed: int = 0
     pieces: frozenset[int] = frozenset()
     end: int = 0
+    is_used: bool = False
 
 
 @dataclass(slots=True)
 class _Seen:
     """What was seen of a file's checkpoints."""
 
-    lines: dict[int, _Line] = field(default_factory=dict)
-    used: set[int] = field(default_factory=set)
-    epochs: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    lines: Kept[int, _Line] = kept(_Line)
+    epochs: Kept[int, list[tuple[int, int]]] = kept(list[tuple[int, int]])
     """The epochs that rewinds began, by session, each with its first version."""
-    versions: dict[int, int] = field(default_factory=dict)
-    pinned: dict[int, int] = field(default_factory=dict)
+    versions: Kept[int, int] = kept(int)
+    pinned: Kept[int, int] = kept(int)
 
     def problem_of(self, codec: Codec, body: bytes) -> str | None:
         """Return what is wrong with a manifest."""
@@ -296,7 +301,9 @@ class _Seen:
             line = self.lines.get(entry.line_id)
             if line is None or not self._holds(line, entry):
                 return LACKING
-            self.used |= {entry.line_id, *line.pieces}
+            for line_id in (entry.line_id, *line.pieces):
+                if not self.lines[line_id].is_used:
+                    self.lines[line_id] = self.lines[line_id]._replace(is_used=True)
         return None
 
     def _holds(self, line: _Line, entry: Stored | stored.Ref) -> bool:
@@ -310,17 +317,19 @@ class _Seen:
 class _Arrived:
     """The state of importing checkpoints: new line numbers by those in the file."""
 
-    lines: dict[int, int] = field(default_factory=dict)
-    pieces: dict[int, set[int]] = field(default_factory=dict)
+    lines: Kept[int, int] = kept(int)
+    pieces: Kept[int, frozenset[int]] = kept(frozenset[int])
     """The lines that a line has pieces of."""
     _number: int = 0
-    _used: set[int] = field(default_factory=set)
+    _used: frozenset[int] = frozenset()
 
     def line(self, into: portable.Import, source: int) -> Op[int]:
         """Return the new number of a line."""
-        if source not in self.lines:
+        found = self.lines.get(source)
+        if found is None:
             yield from into.flush()
-        return self.lines[source]
+            found = self.lines[source]
+        return found
 
     def moved(self, entry: stored.Entry) -> stored.Entry:
         """Return an entry with its line's new number."""
@@ -328,14 +337,13 @@ class _Arrived:
             return entry
         return replace(entry, line_id=self.lines[entry.line_id])
 
-    def newly_used(self, number: int, manifest: Manifest) -> set[int]:
-        """Return the lines that a version uses and earlier ones of the session did not."""
-        if number != self._number:
-            self._number, self._used = number, set()
-        lines = stored.line_ids(manifest)
-        used = lines.union(*(self.pieces.get(line_id, ()) for line_id in lines)) - self._used
-        self._used |= used
-        return used
+    def newly_used(self, number: int, manifest: Manifest) -> frozenset[int]:
+        """Return the lines that a version uses and the one before it in the session did not."""
+        before = self._used if number == self._number else frozenset()
+        lines = frozenset(stored.line_ids(manifest))
+        used = lines.union(*(self.pieces.get(line_id, ()) for line_id in lines))
+        self._number, self._used = number, used
+        return used - before
 
 
 LINE_ITEMS = OwnedRows("key, count, data", "hf_items", in_range(ITEMS), {"key": -1})
@@ -396,8 +404,9 @@ class CheckpointsPortable(portable.Portable):
     def export(self, out: portable.Export) -> Op[None]:
         """Write lines, items, epochs, versions, pins and attestations."""
         codec = out.codec
-        needs = yield from read_needs(codec, out.sessions)
-        for line_id in sorted(needs.ends):
+        needs = LineNeeds(Kept(int), Kept(list[Piece]), Kept(int))
+        yield from needs.read(codec, out.sessions)
+        for line_id in needs.ends:
             pieces = needs.pieces.get(line_id, [])
             out.write(LineRecord(line_id, [_plain(line_id, piece) for piece in pieces]))
         yield from _write_items(needs, out)
@@ -415,14 +424,14 @@ class CheckpointsPortable(portable.Portable):
     def problem_at_end(self, seen: portable.Seen) -> str | None:
         """Check that every line is used and complete, and that epochs match."""
         checkpoints = seen.of(_Seen)
-        for line_id, line in checkpoints.lines.items():
-            if line.end < line.needed:
-                return f"line {line_id} lacks items between {line.end} and {line.needed}"
         for number, epochs in checkpoints.epochs.items():
             if epochs[-1][0] != seen.sessions[number].epoch:
                 return f"session {seen.sessions[number].id!r} has an epoch that begins nowhere"
-        if unused := checkpoints.lines.keys() - checkpoints.used:
-            return f"line {min(unused)} is used by no checkpoint"
+        for line_id, line in checkpoints.lines.items():
+            if line.end < line.needed:
+                return f"line {line_id} lacks items between {line.end} and {line.needed}"
+            if not line.is_used:
+                return f"line {line_id} is used by no checkpoint"
         return None
 
 
@@ -432,12 +441,12 @@ def _pin(key: int) -> tuple[str, ...]:
 
 def _write_items(needs: LineNeeds, out: portable.Export) -> Op[None]:
     """Write the items of lines up to the last needed one, splitting a packed run if necessary."""
-    written = dict.fromkeys(sorted(needs.ends), 0)
+    written: Kept[int, int] = Kept(int)
 
     def write(row: Row) -> None:
         line_id, index = divmod(row["key"], ITEMS)
         end = needs.ends[line_id]
-        if index == written[line_id]:
+        if index == written.get(line_id, 0):
             record = ItemsRecord.of(out.codec, row, line_id=line_id, index=index)
             written[line_id] = min(index + record.count, end)
             if index + record.count <= end:
@@ -446,10 +455,10 @@ def _write_items(needs: LineNeeds, out: portable.Export) -> Op[None]:
             for place, body in enumerate(out.codec.split(record.data)[: end - index], index):
                 out.write(ItemsRecord(line_id, place, 1, body))
 
-    yield from read_each(LINE_ITEMS, written, write)
-    for line_id, end in written.items():
-        if end < needs.ends[line_id]:
-            raise stored.lacking(line_id, end, needs.ends[line_id])
+    yield from read_each(LINE_ITEMS, needs.ends, write)
+    for line_id, end in needs.ends.items():
+        if written.get(line_id, 0) < end:
+            raise stored.lacking(line_id, written.get(line_id, 0), end)
 
 
 def _plain(line_id: int, piece: Piece) -> tuple[int, int, int]:

@@ -50,7 +50,6 @@ from .needs import (
     each_row,
     perform_reading_ahead,
     read_behind,
-    read_needs,
 )
 from .read import READ_VERSION, header, read_delta, resume_row
 
@@ -284,7 +283,7 @@ def read_plan(
     if not plan.is_last:
         if not after:
             # Raises before anything is removed if a version is damaged.
-            yield from read_needs(codec, [number])
+            yield from LineNeeds().read(codec, [number])
         return plan
     staying, leaving, chosen = plan.staying, LineNeeds(), frozenset(plan.keys)
     plan.newest = yield from read_behind(

@@ -13,12 +13,13 @@ from ..dataclass import dataclass
 from ..errors import InvalidArgument
 from ..kernel import portable
 from ..kernel.inserts import Insert
+from ..kernel.kept import Kept, KeptSet, kept, kept_set
 from ..kernel.operation import Op, Row, one, rows
 from ..kernel.owned_rows import ROWS_PER_PAGE, OwnedRows, read_each
 from ..kernel.portable import Export, Import, Portable, Record, Sealed, Seen
 from ..records import EffectKind, EffectReason, EffectStatus
 from ..sessions.portable import SESSION_NUMBERS, SESSIONS_BY_ID, read_roots
-from .history import origin_of
+from .history import Origin, origin_of
 from .ledger import Ledger
 from .requests import ITEM, UNDO, adopt_key, read_salts, scope_of
 from .statements import BY_WORLD, context
@@ -112,8 +113,9 @@ class EffectRecord(Record, frozen=True, kw_only=True, tag="effect"):
             return f"effect {self.id!r} does not undo the effect that its key names"
         if self.generation == 0 and self.replay_of is None:
             return f"effect {self.id!r} has no generation"
-        others = (self.undoes, self.undone_by)
-        effects.named |= {id for id in others if id is not None and id != BY_WORLD}
+        for other in (self.undoes, self.undone_by):
+            if other is not None and other != BY_WORLD:
+                effects.named.add(other)
         what = f"effect {self.id!r} with the key {self.key!r}"
         if self.session_id is not None:
             effects.owners.setdefault(("session", self.session_id), what)
@@ -197,11 +199,11 @@ class _SeenEffects:
     """The effects of a file read so far."""
 
     salts: set[str] = field(default_factory=set)
-    gone: dict[int, str | None] = field(default_factory=dict)
+    gone: Kept[int, str | None] = kept(str | None)
     """The ids of sessions that are not in the file, by number."""
-    named: set[str] = field(default_factory=set)
+    named: KeptSet[str] = kept_set()
     """Effects that others undo, or were undone by."""
-    owners: dict[tuple[str, str], str] = field(default_factory=dict)
+    owners: Kept[tuple[str, str], str] = kept(str)
     """The sessions and items that effects belong to, each with one of its effects."""
 
 
@@ -210,9 +212,9 @@ class _ImportedEffects:
     """What an import remembers about effects while it writes."""
 
     mark: str = ""
-    lie_at: dict[int, int] = field(default_factory=dict)
+    lie_at: Kept[int, int] = kept(int)
     """The session number under which a source session's effects are stored here, for its forks."""
-    _gone: dict[int, int] = field(default_factory=dict)
+    _gone: Kept[int, int] = kept(int)
     _least: int = 0
     _is_same_key: bool = False
     _salts: dict[str, int | None] = field(default_factory=dict)
@@ -331,45 +333,49 @@ class EffectsPortable(Portable):
         known = yield from read_salts()
         salts = list(known.salts.values())
         out.write(SaltsRecord(salts, known.mark or None))
-        origins: dict[int, list[Row]] = {}
-        salt_of: dict[int, str] = {}
+        lineages: Kept[int, list[Origin]] = Kept(list[Origin])
+        origins: KeptSet[int] = KeptSet()
+        salt_of: Kept[int, str] = Kept(str)
 
         def add_origin(row: Row) -> None:
-            origins.setdefault(row["session_number"], []).append(row)
+            number = row["session_number"]
+            lineages[number] = [*lineages.get(number, ()), origin_of(row)]
+            origins.add(row["origin_number"])
 
         def add_salt(row: Row) -> None:
             salt_of[row["session_number"]] = row["salt"]
 
         yield from read_each(ORIGINS, out.sessions, add_origin)
         yield from read_each(SESSION_SALTS, out.sessions, add_salt)
-        gone = yield from _gone(out, {row["origin_number"] for row in chain(*origins.values())})
-        yield from read_each(EFFECTS, [*sorted(gone), *out.sessions], EffectRecord.to(out))
+        gone = yield from _gone(out, origins)
+        yield from read_each(EFFECTS, chain(gone, out.sessions), EffectRecord.to(out))
         for number in out.sessions:
-            lineage = [origin_of(row) for row in origins.get(number, ())] or None
-            out.write(AncestryRecord(number, salt_of.get(number, salts[0]), lineage))
+            salt = salt_of.get(number, salts[0])
+            out.write(AncestryRecord(number, salt, lineages.get(number)))
 
     def problem_at_end(self, seen: Seen) -> str | None:
         """Check references between effects, and note owners that are not in the file."""
         effects = seen.of(_SeenEffects)
-        if missing := effects.named - seen.ids.get("effect", set()):
-            return f"effect {min(missing)!r} is referred to but is not in the file"
+        for id in effects.named:
+            if not seen.has("effect", id):
+                return f"effect {id!r} is referred to but is not in the file"
         for owner, what in effects.owners.items():
             if not seen.has(*owner):
                 seen.counts_beyond(what)
         return None
 
 
-def _gone(out: Export, origins: set[int]) -> Op[set[int]]:
+def _gone(out: Export, origins: KeptSet[int]) -> Op[KeptSet[int]]:
     """Return the numbers of deleted sessions whose effects the exported sessions can look up.
 
     A fork can, and so can a new session of the same id, for a late retry.
     """
-    gone = set(origins)
-    yield from read_each(SESSION_NUMBERS, origins, lambda row: gone.discard(row["number"]))
+    gone: KeptSet[int] = KeptSet(origins)
+    yield from read_each(SESSION_NUMBERS, origins, lambda row: gone.pop(row["number"], None))
     yield from read_each(
         UNLINKED, out.sessions.values(), lambda row: gone.add(row["session_number"])
     )
-    return gone - out.sessions.keys()
+    return KeptSet(number for number in gone if number not in out.sessions)
 
 
 def _identified_with_another_key(here: str, there: str) -> InvalidArgument:

@@ -5,11 +5,10 @@ Checkpoints and unfinished rollbacks are left out: they belong to systems outsid
 
 from __future__ import annotations
 
-from dataclasses import field
-
 from ..dataclass import dataclass
 from ..kernel import portable
 from ..kernel.inserts import Insert
+from ..kernel.kept import KeptSet, kept_set
 from ..kernel.operation import Op, Row
 from ..kernel.owned_rows import OwnedRows, read_each
 from ..kernel.portable import Export, Import, Portable, Record, Sealed, Seen
@@ -40,9 +39,8 @@ class WorldRecord(_OfSession, frozen=True, tag="world"):
     def problem(self, seen: Seen) -> str | None:
         """Check that its session precedes it, and that it comes once."""
         worlds = seen.of(_Worlds).sessions
-        if not self.known(seen, *self._session) or self.session_number in worlds:
+        if not self.known(seen, *self._session) or not worlds.add(self.session_number):
             return f"the world of session {self.session_id!r} comes twice, or without its session"
-        worlds.add(self.session_number)
         return None
 
     def add(self, into: Import) -> Op[None]:
@@ -70,9 +68,9 @@ class WorldStateRecord(_OfSession, frozen=True, tag="world_state"):
         """Check that its world precedes it, and that it comes once."""
         worlds, key = seen.of(_Worlds), (self.session_number, self.id)
         is_placed = self.known(seen, self.session_number, self.session_id)
-        if not is_placed or self.session_number not in worlds.sessions or key in worlds.states:
+        is_placed = is_placed and self.session_number in worlds.sessions
+        if not is_placed or not worlds.states.add(key):
             return f"{self.label} comes twice, or without its world"
-        worlds.states.add(key)
         return None
 
     def add(self, into: Import) -> Op[None]:
@@ -108,9 +106,9 @@ class WorldStepRecord(_OfSession, frozen=True, tag="world_step"):
         worlds, key = seen.of(_Worlds), (self.session_number, self.from_id, self.candidate)
         ends = {(self.session_number, id) for id in (self.from_id, self.to_id) if id is not None}
         is_placed = self.known(seen, self.session_number, self.session_id)
-        if not is_placed or not ends <= worlds.states or key in worlds.steps:
+        is_placed = is_placed and all(end in worlds.states for end in ends)
+        if not is_placed or not worlds.steps.add(key):
             return f"{self.label} comes twice, or without its states"
-        worlds.steps.add(key)
         return None
 
     def add(self, into: Import) -> Op[None]:
@@ -121,9 +119,9 @@ class WorldStepRecord(_OfSession, frozen=True, tag="world_step"):
 
 @dataclass(slots=True)
 class _Worlds:
-    sessions: set[int] = field(default_factory=set)
-    states: set[tuple[int, str]] = field(default_factory=set)
-    steps: set[tuple[int, str, int]] = field(default_factory=set)
+    sessions: KeptSet[int] = kept_set()
+    states: KeptSet[tuple[int, str]] = kept_set()
+    steps: KeptSet[tuple[int, str, int]] = kept_set()
 
 
 WORLDS = OwnedRows(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import field
 from functools import partial
 
 from ..arguments import require_new_id
 from ..dataclass import dataclass
 from ..kernel.inserts import Insert
+from ..kernel.kept import Kept, kept
 from ..kernel.operation import AfterCommit, Lock, Op, Row, rows
 from ..kernel.owned_rows import OwnedRows, read_each
 from ..kernel.portable import (
@@ -94,9 +94,9 @@ class EventRecord(Record, frozen=True, tag="event"):
 
 @dataclass(slots=True)
 class _Feeds:
-    ends: dict[str, int] = field(default_factory=dict)
-    sequences: dict[str, int] = field(default_factory=dict)
-    is_known: dict[str, bool] = field(default_factory=dict)
+    ends: Kept[str, int] = kept(int)
+    sequences: Kept[str, int] = kept(int)
+    is_known: Kept[str, bool] = kept(bool)
     """For each added tree, whether the store had it already."""
 
 

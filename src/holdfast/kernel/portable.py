@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import field
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
@@ -16,8 +17,8 @@ from msgspec import Meta
 from ..dataclass import dataclass
 from ..errors import InvalidArgument
 from .inserts import Insert
+from .kept import Kept, KeptSet, kept, kept_set
 from .operation import Op, Query, Row, batch
-from .seen_ids import SeenIds
 
 if TYPE_CHECKING:
     from typing import Self
@@ -122,7 +123,7 @@ class Export:
     write: Callable[[Record], None]
     root_ids: Sequence[str]
     sessions: Mapping[int, str]
-    """The ids of the sessions by number, parents and origins first."""
+    """The ids of the sessions by number, in the order of numbers: parents and origins first."""
 
     def known(self, number: int) -> int:
         """Return a session's number, or GONE_IN_FILE if it was deleted."""
@@ -147,14 +148,13 @@ class _Memory:
 
 @dataclass(slots=True)
 class SeenFile(_Memory):
-    """What nouns remember of all groups of a file; its size must not grow with the records."""
+    """What nouns remember of all groups of a file."""
 
-    ids: SeenIds = field(default_factory=SeenIds)
-    """The ids seen in all groups, by the tag of the record."""
+    ids: KeptSet[tuple[str, str]] = kept_set()
+    """The tags and ids of the records of all groups."""
 
 
-@dataclass(frozen=True, slots=True)
-class SeenSession:
+class SeenSession(NamedTuple):
     """A session of a file that is being checked."""
 
     id: str
@@ -174,24 +174,21 @@ class Seen(_Memory):
     codec: Codec
     whole: SeenFile = field(default_factory=SeenFile)
     """What was seen of the whole file so far."""
-    trees: dict[str, int] = field(default_factory=dict)
+    trees: Kept[str, int] = kept(int)
     """The trees, each with the position its feed has reached."""
-    sessions: dict[int, SeenSession] = field(default_factory=dict)
-    ids: dict[str, set[str]] = field(default_factory=dict)
-    """The ids seen, by the tag of the record."""
+    sessions: Kept[int, SeenSession] = kept(SeenSession)
+    ids: KeptSet[tuple[str, str]] = kept_set()
+    """The tags and ids of the records."""
     beyond: str = ""
     """The first thing found whose effect reaches beyond the sessions of the group."""
 
     def has(self, tag: str, id: str) -> bool:
         """Whether a record of this kind and id was seen."""
-        return id in self.ids.get(tag, ())
+        return (tag, id) in self.ids
 
     def is_new(self, record: Any) -> bool:
         """Note a record; return whether none of this kind and id was seen before."""
-        ids = self.ids.setdefault(record.__struct_config__.tag, set())
-        known = len(ids)
-        ids.add(record.id)
-        return len(ids) > known
+        return self.ids.add((record.__struct_config__.tag, record.id))
 
     def is_placed(self, record: Any) -> bool:
         """Whether the session that a record names was seen, and belongs to the tree it names."""
@@ -201,7 +198,7 @@ class Seen(_Memory):
 
     def add_session(self, record: Any) -> None:
         """Note a session, so that later records can refer to it by number."""
-        names = SeenSession.__slots__
+        names = SeenSession._fields
         self.sessions[record.number] = SeenSession(*(getattr(record, name) for name in names))
 
     def counts_beyond(self, what: str) -> None:
@@ -210,11 +207,9 @@ class Seen(_Memory):
 
     def repeated(self) -> str | None:
         """Add its ids to those of the whole file; return what is wrong if one was there already."""
-        for tag, ids in {"tree": self.trees, **self.ids}.items():
-            id = self.whole.ids.add(tag, ids)
-            if id is not None:
-                return f"{tag} {id!r} comes twice"
-        return None
+        trees = (("tree", root_id) for root_id in self.trees)
+        found = self.whole.ids.add_all(chain(trees, self.ids))
+        return None if found is None else f"{found[0]} {found[1]!r} comes twice"
 
 
 @dataclass(slots=True)
@@ -239,6 +234,12 @@ class _Waiting:
         return self.what.answers(self.rows, returned)
 
 
+def _new_numbers() -> Kept[int, int]:
+    numbers: Kept[int, int] = Kept(int)
+    numbers[GONE_IN_FILE] = GONE
+    return numbers
+
+
 @dataclass(slots=True)
 class Import(_Memory):
     """The state of an import: the new numbers of sessions, and the pending rows and statements.
@@ -252,7 +253,8 @@ class Import(_Memory):
     """The file's origin, for messages and events."""
     ranks: Mapping[type[Record], int]
     """The position of each kind of record in the order of writing."""
-    sessions: dict[int, int] = field(default_factory=lambda: {GONE_IN_FILE: GONE})
+    sessions: Kept[int, int] = field(default_factory=_new_numbers)
+    """The new numbers of sessions by those in the file."""
     groups: int = 0
     """The number of groups written."""
     _rank: int = 0
@@ -281,7 +283,7 @@ class Import(_Memory):
             yield from noun.portable.finish(self)
         yield from self.flush()
         self.forget()
-        self.sessions = {GONE_IN_FILE: GONE}
+        self.sessions = _new_numbers()
         self.groups += 1
 
     def insert(self, insert: Insert, row: Row, problem: str = "", then: Note | None = None) -> None:
@@ -310,9 +312,11 @@ class Import(_Memory):
 
     def number(self, source: int) -> Op[int]:
         """Return the new number of a session of the file."""
-        if source not in self.sessions:
+        found = self.sessions.get(source)
+        if found is None:
             yield from self.flush()
-        return self.sessions[source]
+            found = self.sessions[source]
+        return found
 
     def flush(self) -> Op[None]:
         """Write the pending rows and run the pending statements."""

@@ -10,8 +10,10 @@ from typing import Any
 
 import msgspec
 
+from ..dataclass import dataclass
 from ..kernel import portable
 from ..kernel.inserts import Insert
+from ..kernel.kept import Kept, KeptSet, kept, kept_set
 from ..kernel.operation import Op
 from ..kernel.owned_rows import OwnedRows, read_each
 from .records import AskState, PauseReason, PauseState, artifact_context, ask_context, pause_context
@@ -59,18 +61,15 @@ class PauseRecord(portable.Record, frozen=True, kw_only=True, tag="pause"):
         peers = seen.of(_Peers)
         if not seen.is_placed(self) or not seen.is_new(self):
             return f"{self.label} comes twice, or without its session"
-        if (self.session_id, self.generation) in peers.generations:
+        if not peers.generations.add((self.session_id, self.generation)):
             return f"{self.label} has the same generation as another"
-        peers.generations.add((self.session_id, self.generation))
         peers.pauses[self.number] = self.session_id
         if (self.state in OPEN_PAUSE) == (self.closed_at is not None):
             return f"{self.label} has an end that does not fit its state"
         if self.state == "resumed" and self.resumed_version is None:
             return f"{self.label} was resumed from no version"
-        if self.state in OPEN_PAUSE:
-            if self.session_id in peers.waiting:
-                return f"{self.label} is one of two open pauses of its session"
-            peers.waiting.add(self.session_id)
+        if self.state in OPEN_PAUSE and not peers.waiting.add(self.session_id):
+            return f"{self.label} is one of two open pauses of its session"
         return None
 
     def add(self, into: portable.Import) -> Op[None]:
@@ -196,10 +195,10 @@ class ArtifactRecord(portable.Record, frozen=True, kw_only=True, tag="artifact")
     def problem(self, seen: portable.Seen) -> str | None:
         """Check its session, and that it has data or a URI."""
         peers, session = seen.of(_Peers), seen.sessions.get(self.session_number)
-        known = (self.session_id, self.name, self.version)
-        if session is None or session.id != self.session_id or known in peers.artifacts:
+        key = (self.session_id, self.name, self.version)
+        is_placed = session is not None and session.id == self.session_id
+        if not is_placed or not peers.artifacts.add(key):
             return f"{self.label} comes twice, or without its session"
-        peers.artifacts.add(known)
         if (self.uri is None) == (self.data is None):
             return f"{self.label} has data and a URI, or neither"
         return None
@@ -224,21 +223,21 @@ class _StoredAnswer(msgspec.Struct, forbid_unknown_fields=True):
     artifacts: list[_StoredArtifact]
 
 
+@dataclass(slots=True)
 class _Peers:
     """The pauses and calls seen so far in a group of trees."""
 
-    def __init__(self) -> None:
-        self.generations: set[tuple[str, int]] = set()
-        self.pauses: dict[int, str] = {}
-        self.waiting: set[str] = set()
-        self.artifacts: set[tuple[str, str, int]] = set()
+    generations: KeptSet[tuple[str, int]] = kept_set()
+    pauses: Kept[int, str] = kept(str)
+    waiting: KeptSet[str] = kept_set()
+    artifacts: KeptSet[tuple[str, str, int]] = kept_set()
 
 
+@dataclass(slots=True)
 class _Numbers:
     """The new numbers of pauses."""
 
-    def __init__(self) -> None:
-        self.pauses: dict[int, int] = {}
+    pauses: Kept[int, int] = kept(int)
 
 
 PAUSES = OwnedRows(

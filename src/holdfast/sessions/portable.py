@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import field
+from itertools import islice
 
 from ..arguments import require_new_id, shown
 from ..clock import random_id
@@ -12,6 +11,7 @@ from ..dataclass import dataclass
 from ..errors import InvalidArgument, SessionNotFound
 from ..feed.portable import emit_each
 from ..kernel.inserts import Insert
+from ..kernel.kept import Kept, kept
 from ..kernel.operation import Op, Row, fresh_id, one, rows
 from ..kernel.owned_rows import ROWS_PER_PAGE, OwnedRows, read_each
 from ..kernel.portable import (
@@ -101,13 +101,13 @@ class SessionRecord(Record, frozen=True, kw_only=True, tag="session"):
         head = sessions.random ^ self.number
         changes = {"head": head, "origin_number": origin, "fence": into.raised(self.fence)}
         into.insert(ADD_SESSION, self.row(into.codec, **changes), then=note)
-        sessions.of_trees[self.root_id] += 1
+        sessions.of_trees[self.root_id] = sessions.of_trees.get(self.root_id, 0) + 1
 
 
 @dataclass(slots=True)
 class _Sessions:
-    numbers: dict[str, int] = field(default_factory=dict)
-    of_trees: Counter[str] = field(default_factory=Counter)
+    numbers: Kept[str, int] = kept(int)
+    of_trees: Kept[str, int] = kept(int)
     random: int = 0
     """Makes the heads of this import differ from all others."""
 
@@ -168,17 +168,20 @@ class SessionsPortable(Portable):
 
     def require_absent(self, seen: Seen, label: str, *, is_trusted: bool) -> Op[None]:
         """Refuse to overwrite a session."""
-        existing = yield from first_existing(seen.of(_Sessions).numbers)
+        existing = yield from first_existing(each.id for each in seen.sessions.values())
         if existing is not None:
             raise _already_there(existing)
 
     def finish(self, into: Import) -> Op[None]:
         """Emit an event to every tree, with the count and the source of its sessions."""
-        events = {
-            root_id: {"sessions": count, "source": into.label}
-            for root_id, count in into.of(_Sessions).of_trees.items()
-        }
-        yield from emit_each(into, "session_imported", events)
+        counts = iter(into.of(_Sessions).of_trees.items())
+        while some := dict(islice(counts, ROWS_PER_PAGE)):
+            events = {
+                root_id: {"sessions": count, "source": into.label}
+                for root_id, count in some.items()
+            }
+            yield from emit_each(into, "session_imported", events)
+            yield from into.flush()
 
 
 def list_trees(take: Callable[[str, int], object]) -> Op[None]:
@@ -209,9 +212,9 @@ def trees_of(ids: Sequence[str]) -> Op[list[str]]:
     return sorted(found)
 
 
-def read_members(root_ids: Iterable[str]) -> Op[tuple[list[str], dict[int, str]]]:
+def read_members(root_ids: Iterable[str]) -> Op[tuple[list[str], Kept[int, str]]]:
     """Return the trees that exist, and the ids of all their sessions by number."""
-    members: dict[int, str] = {}
+    members: Kept[int, str] = Kept(str)
     there: dict[str, None] = {}
 
     def note(row: Row) -> None:
@@ -220,7 +223,7 @@ def read_members(root_ids: Iterable[str]) -> Op[tuple[list[str], dict[int, str]]
 
     yield from read_each(MEMBERS, root_ids, note)
     # Numbers are in the order of creation, so parents and origins come first.
-    return list(there), dict(sorted(members.items()))
+    return list(there), members
 
 
 def read_roots(by: OwnedRows, sessions: Iterable[int | str]) -> Op[dict[int | str, str]]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import field
-
 from ..arguments import require_text, shown
 from ..dataclass import dataclass
 from ..errors import InvalidArgument
 from ..kernel import portable
 from ..kernel.inserts import Insert
+from ..kernel.kept import KeptSet, kept_set
 from ..kernel.operation import Op, Row, batch, rows
 from ..kernel.owned_rows import OwnedRows, read_each
 from ..kernel.portable import Export, Import, Portable, Record, Sealed, Seen
@@ -57,7 +56,8 @@ class SpendRecord(Record, frozen=True, tag="spend"):
         if self.root_id not in spends.trees:
             # Spend of deleted sessions is stored under old numbers, and moves to the new ones.
             found = yield from rows(PAYERS_OF_TREE, root_id=self.root_id)
-            spends.sessions.update(row["session_number"] for row in found)
+            for row in found:
+                spends.sessions.add(row["session_number"])
         spends.sessions.add(number)
         spends.trees.add(self.root_id)
         problem = f"spend {self.id!r} belongs to another session here"
@@ -67,9 +67,9 @@ class SpendRecord(Record, frozen=True, tag="spend"):
 @dataclass(slots=True)
 class _Spends:
     sum: int = 0
-    gone: set[str] = field(default_factory=set)
-    sessions: set[int] = field(default_factory=set)
-    trees: set[str] = field(default_factory=set)
+    gone: KeptSet[str] = kept_set()
+    sessions: KeptSet[int] = kept_set()
+    trees: KeptSet[str] = kept_set()
 
 
 SPENDS = OwnedRows(
@@ -111,7 +111,7 @@ class SpendPortable(Portable):
 
     def require_absent(self, seen: Seen, label: str, *, is_trusted: bool) -> Op[None]:
         """Raise if spend of a deleted session would be listed under another session here."""
-        gone = (id for id in sorted(seen.of(_Spends).gone) if not seen.has("session", id))
+        gone = (id for id in seen.of(_Spends).gone if not seen.has("session", id))
         id = None if is_trusted else (yield from first_existing(gone))
         if id is not None:
             raise InvalidArgument(
@@ -124,7 +124,8 @@ class SpendPortable(Portable):
     def finish(self, into: Import) -> Op[None]:
         """Recompute the totals of sessions and trees."""
         spends = into.of(_Spends)
-        for number in sorted(number for number in spends.sessions if number > 0):
-            yield from batch(*recounted(number))
-        for root_id in sorted(spends.trees):
+        for number in spends.sessions:
+            if number > 0:
+                yield from batch(*recounted(number))
+        for root_id in spends.trees:
             yield from batch(*recounted(root_id=root_id))

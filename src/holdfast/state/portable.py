@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Callable
 from dataclasses import field
-from typing import Annotated, Any, get_args
+from functools import partial
+from typing import Annotated, Any, NamedTuple, get_args
 
 from msgspec import Meta
 
@@ -14,6 +17,7 @@ from ..errors import InvalidArgument
 from ..feed.events import TREE_SEQUENCE
 from ..feed.portable import sequence_of
 from ..kernel.inserts import Insert
+from ..kernel.kept import Kept, KeptSet, kept, kept_set
 from ..kernel.operation import Op, rows
 from ..kernel.owned_rows import OwnedRows, read_each
 from ..kernel.portable import (
@@ -38,6 +42,7 @@ from .write import entry_context, event_context
 
 DOCUMENT_OPERATIONS: tuple[DocumentOperation, ...] = get_args(DocumentOperation)
 SEQUENCE_MAX = 2**52
+SCHEMAS_IN_MEMORY = 16
 EventKey = Annotated[str, Meta(max_length=256)]
 
 
@@ -97,7 +102,7 @@ class StateRuleRecord(Record, frozen=True, tag="state_rule"):
             return f"the {self.label} comes twice, or without its tree"
         if self.root_id in states.live:
             return f"the {self.label} comes after the entries of its tree"
-        states.schemas[self.root_id, self.key] = self.json_schema
+        states.schemas[self.root_id, self.key] = self.row(seen.codec)["json_schema"]
         if self.json_schema is not None:
             return _refusal(require_schema, self.key, seen.codec.decode(self.json_schema))
         return f"the {self.label} is empty" if self.reducer is None else None
@@ -169,7 +174,11 @@ class StateEventRecord(Record, frozen=True, tag="state_event"):
         if not is_whole and not self._is_step(last):
             return f"{self.label} has no value to start from"
         states.last[self.root_id, self.key] = _Last(
-            self.sequence, self.version, self.base, bool(self.is_deleted), self.value
+            self.sequence,
+            self.version,
+            self.base,
+            bool(self.is_deleted),
+            states.digest(self.value),
         )
         return None
 
@@ -221,13 +230,14 @@ class StateEntryRecord(Record, frozen=True, tag="state_entry"):
         names = ("sequence", "version", "base")
         if last is None or any(getattr(last, name) != getattr(self, name) for name in names):
             return f"state key {self.key!r} does not match its history"
-        is_other = last.value is not None and last.value != self.value
+        is_other = last.digest is not None and last.digest != states.digest(self.value)
         if is_other or last.is_deleted != (self.value is None):
             return f"state key {self.key!r} has a different value in its history"
         states.live[self.root_id] = states.live.get(self.root_id, 0) + (self.value is not None)
-        schema = states.schemas.get((self.root_id, self.key))
-        if schema is None or self.value is None:
+        sealed = states.schemas.get((self.root_id, self.key))
+        if sealed is None or self.value is None:
             return None
+        schema = seen.codec.unseal(sealed, context=rule_context(self.root_id, self.key))
         fits = states.validators(seen.codec).require_fit
         return _refusal(fits, schema, self.key, seen.codec.decode(self.value))
 
@@ -246,28 +256,32 @@ def _refusal(check: Callable[..., object], *arguments: Any) -> str | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class _Last:
+class _Last(NamedTuple):
     sequence: int = 0
     version: int = 0
     base: int = 0
     is_deleted: bool = False
-    value: bytes | None = None
+    digest: bytes | None = None
 
 
 @dataclass(slots=True)
 class _States:
-    keys: dict[str, int] = field(default_factory=dict)
-    live: dict[str, int] = field(default_factory=dict)
-    floors: dict[str, int] = field(default_factory=dict)
-    least_versions: dict[str, int] = field(default_factory=dict)
-    sequences: dict[str, int] = field(default_factory=dict)
-    last: dict[tuple[str, str], _Last] = field(default_factory=dict)
-    documents: dict[str, int] = field(default_factory=dict)
-    requests: set[tuple[str, str]] = field(default_factory=set)
-    schemas: dict[tuple[str, str], bytes | None] = field(default_factory=dict)
-    """The schema of each key that has a rule."""
+    keys: Kept[str, int] = kept(int)
+    live: Kept[str, int] = kept(int)
+    floors: Kept[str, int] = kept(int)
+    least_versions: Kept[str, int] = kept(int)
+    sequences: Kept[str, int] = kept(int)
+    last: Kept[tuple[str, str], _Last] = kept(_Last)
+    documents: Kept[str, int] = kept(int)
+    requests: KeptSet[tuple[str, str]] = kept_set()
+    schemas: Kept[tuple[str, str], bytes | None] = kept(bytes | None, SCHEMAS_IN_MEMORY)
+    """The schema of each key that has a rule, sealed."""
     _validators: Validators | None = None
+    _secret: bytes = field(default_factory=partial(os.urandom, 32))
+
+    def digest(self, value: bytes | None) -> bytes | None:
+        """Return what stands for a value, and says nothing about it."""
+        return None if value is None else hashlib.blake2b(value, key=self._secret).digest()
 
     def validators(self, codec: Codec) -> Validators:
         """Return the validators of the schemas of this group."""
@@ -329,7 +343,7 @@ class StatePortable(Portable):
 
     def finish(self, into: Import) -> Op[None]:
         """Raise the floor of trees whose earlier sequence here was higher."""
-        for root_id in sorted(into.of(_States).keys):
+        for root_id in into.of(_States).keys:
             yield from rows(RAISE_IMPORTED_FLOOR, root_id=root_id)
 
     def problem_at_end(self, seen: Seen) -> str | None:
@@ -338,7 +352,7 @@ class StatePortable(Portable):
         for root_id, sequence in states.sequences.items():
             if sequence > sequence_of(seen, root_id):
                 return f"the state of tree {root_id!r} has events beyond its sequence"
-        for (root_id, key), _ in states.last.items():
+        for root_id, key in states.last:
             if key:
                 return f"state key {key!r} of tree {root_id!r} has no entry"
         for root_id, count in states.keys.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import field
 from typing import Annotated, Any
 
 import msgspec
@@ -10,6 +9,7 @@ import msgspec
 from ..dataclass import dataclass
 from ..kernel import portable
 from ..kernel.inserts import Insert
+from ..kernel.kept import Kept, KeptSet, kept, kept_set
 from ..kernel.operation import Op
 from ..kernel.owned_rows import OwnedRows, read_each
 from .items import FINAL, PRIORITY_MAX, RETRIES_MAX, STATUS_OF, OnCrash, context
@@ -78,9 +78,8 @@ class ItemRecord(portable.Record, frozen=True, kw_only=True, tag="item"):
         if self.first_id is not None and self.first_id not in work.attempts:
             seen.counts_beyond(f"{self.label}, first submitted as {self.first_id!r}")
         if self.key is not None and not is_final:
-            if (self.queue, self.key) in work.keys:
+            if not work.keys.add((self.queue, self.key)):
                 return f"{self.label} has the same key as another"
-            work.keys.add((self.queue, self.key))
             seen.counts_beyond(f"{self.label} with the key {self.key!r}")
         return None
 
@@ -121,10 +120,8 @@ class AttemptRecord(portable.Record, frozen=True, tag="attempt"):
         work = seen.of(_Work)
         if self.attempt > work.attempts.get(self.item_id, 0):
             return f"{self.label} is one more than the item had"
-        if (self.item_id, self.attempt) in work.failed:
-            return f"{self.label} comes twice"
-        work.failed.add((self.item_id, self.attempt))
-        return None
+        is_new = work.failed.add((self.item_id, self.attempt))
+        return None if is_new else f"{self.label} comes twice"
 
     def add(self, into: portable.Import) -> Op[None]:
         """Add the attempt to its item."""
@@ -134,10 +131,10 @@ class AttemptRecord(portable.Record, frozen=True, tag="attempt"):
 
 @dataclass(slots=True)
 class _Work:
-    attempts: dict[str, int] = field(default_factory=dict)
+    attempts: Kept[str, int] = kept(int)
     """How many attempts each item had."""
-    keys: set[tuple[str, str]] = field(default_factory=set)
-    failed: set[tuple[str, int]] = field(default_factory=set)
+    keys: KeptSet[tuple[str, str]] = kept_set()
+    failed: KeptSet[tuple[str, int]] = kept_set()
 
 
 ITEMS = OwnedRows(
