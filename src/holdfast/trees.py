@@ -31,10 +31,10 @@ from .sessions.subtree import (
 )
 from .wire import travels
 
-# Up to this many take one transaction; more take several, so that others can write in between. A
-# pass holds up all writers of an SQLite file, and on PostgreSQL those of the tree.
+# Up to this many take one transaction; more take several, so that others can write in between. On
+# SQLite a writer waits for a whole pass: these take a few milliseconds.
 SESSIONS_AT_ONCE = 50
-SESSIONS_PER_PASS = {"sqlite": 4, "postgres": 16, "remote": 4}
+SESSIONS_PER_PASS = 8
 SESSIONS_CLOSED_PER_PASS = 250
 SESSIONS_PER_PAGE = 10_000
 ROWS_PER_PASS = 1_000
@@ -56,7 +56,7 @@ def cancel(session: SessionHandle[Any], progress: Progress | None) -> Flow[list[
     # Sessions that are started meanwhile have higher numbers and come last.
     while members := (yield from _members(tree, after)):
         total += len(members)
-        for some in _parts(members, tree.per_pass):
+        for some in _parts(members, SESSIONS_PER_PASS):
             below += yield from _cancel(tree, some)
             done += len(some)
             yield from _report(progress, done, total)
@@ -97,7 +97,7 @@ def _delete(tree: Tree, force: bool, progress: Progress | None) -> Flow[list[str
     while after is not None:
         after = yield from perform(Tree.empty_events, tree, after)
     removed = 0
-    for some in _parts(members[::-1], tree.per_pass):
+    for some in _parts(members[::-1], SESSIONS_PER_PASS):
         while not (yield from perform_reading_ahead(tree.runtime, Tree.remove_some, tree, some)):
             pass
         removed += len(some)
@@ -157,11 +157,6 @@ class Tree(SessionHandle[Any]):
     def top(self) -> SessionRef:
         """The session itself."""
         return SessionRef(self.id, self.number, self.root_id)
-
-    @property
-    def per_pass(self) -> int:
-        """How many sessions one transaction cancels or removes."""
-        return SESSIONS_PER_PASS[self.runtime.driver.dialect]
 
     @query
     def page(self, after: int) -> Op[list[SessionRef]]:

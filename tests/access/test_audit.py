@@ -129,7 +129,7 @@ def test_a_large_tree_is_one_deletion(
     place: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.trees.SESSIONS_AT_ONCE", 2)
-    monkeypatch.setattr("holdfast.trees.SESSIONS_PER_PASS", {"sqlite": 2, "postgres": 2})
+    monkeypatch.setattr("holdfast.trees.SESSIONS_PER_PASS", 2)
     monkeypatch.setattr("holdfast.trees.SESSIONS_CLOSED_PER_PASS", 2)
     with holdfast.open(**place) as store:
         root = store.session("root")
