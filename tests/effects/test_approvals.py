@@ -8,9 +8,10 @@ from typing import Any
 
 import holdfast
 from holdfast import NotDone, NotLanded
-from holdfast.effects.calls import PreparedCall, call_all
+from holdfast.effects.calls import PreparedCall
 from holdfast.effects.requests import Approval, ApprovalUsed
 from holdfast.effects.tools import Tool
+from holdfast.effects.turns import call_all
 from holdfast.kernel.flow import Flow, run_flow
 from holdfast.testing.subject import Subject, done, raises
 from tests.checkpoints.colours import both_colours, sql

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from itertools import groupby, product
 from typing import Any
 
 import pytest
 
 import holdfast
 from holdfast import InvalidArgument, Result, ToolUse
-from holdfast.effects import calls
+from holdfast.effects import turns
 from holdfast.kernel.driver import Hooks, Point
 from holdfast.testing.subject import Subject, done, raises
 from tests.checkpoints.colours import both_colours
@@ -19,7 +20,7 @@ from tests.checkpoints.colours import both_colours
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Outcomes wait for each other however slow the machine is."""
-    monkeypatch.setattr(calls, "GATHER_SECONDS", 3600)
+    monkeypatch.setattr(turns, "GATHER_SECONDS", 3600)
 
 
 class Desk:
@@ -130,10 +131,62 @@ async def test_equal_calls_run_once_and_do_not_wait_for_each_other(subject: Subj
     assert desk.done == ["a"]
 
 
+WRITTEN = [list(turn) for size in range(1, 5) for turn in product("ab", repeat=size)]
+
+
+@both_colours
+async def test_a_turn_of_writes_ends_as_if_they_were_called_one_after_the_other(
+    subject: Subject,
+) -> None:
+    store, written = await subject.open(), list[str]()
+
+    @holdfast.tool(effect="write")
+    def put(text: str) -> None:
+        written.append(text)
+
+    for number, (before, turn) in enumerate(product(["", "a", "ab"], WRITTEN)):
+        session = await done(store.session(f"s{number}"))
+        written.clear()
+        for text in before:
+            await done(session.call(put, text=text))
+        uses = [ToolUse(put, {"text": text}, f"c{at}") for at, text in enumerate(turn)]
+        answers = await done(session.call_all(uses))
+        assert not [answer for answer in answers if isinstance(answer, Exception)]
+        # Equal writes in a row are one; a write after another one runs, whatever came before it.
+        assert written == [text for text, _ in groupby([*before, *turn])], (before, turn)
+        await done(session.call_all(uses))
+        assert written == [text for text, _ in groupby([*before, *turn])], (before, turn)
+
+
+@both_colours
+async def test_a_read_of_the_latest_is_not_older_than_the_writes_of_its_turn(
+    subject: Subject,
+) -> None:
+    store, file = await subject.open(), {"text": ""}
+    session = await done(store.session("s"))
+
+    @holdfast.tool(effect="write")
+    def put(text: str) -> None:
+        file["text"] = text
+
+    @holdfast.tool(effect="read", dedupe="latest")
+    def get() -> str:
+        return file["text"]
+
+    uses = [ToolUse(get, {}), ToolUse(put, {"text": "a"}), ToolUse(put, {"text": "b"})]
+    assert outcomes(await done(session.call_all([*uses, ToolUse(get, {})]))) == [
+        "",
+        None,
+        None,
+        "b",
+    ]
+    assert (await done(session.call(get))).value == "b"
+
+
 def test_an_outcome_that_has_waited_is_recorded_before_the_next_tool_runs(
     place: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calls, "GATHER_SECONDS", 0)
+    monkeypatch.setattr(turns, "GATHER_SECONDS", 0)
     desk = Desk()
     with holdfast.open(**place) as store, holdfast.open(**place) as other:
         session = store.session("s")

@@ -21,6 +21,7 @@ TRACED = (
     "effects/calls.py",
     "effects/handles.py",
     "effects/ledger.py",
+    "effects/turns.py",
     "kernel/flow.py",
     "leases.py",
 )

@@ -10,8 +10,9 @@ from typing import Any
 
 import msgspec
 
-from ..effects.calls import FATAL_ERRORS, CallAnswer, call_all
+from ..effects.calls import FATAL_ERRORS
 from ..effects.requests import ApprovalUsed
+from ..effects.turns import CallAnswer, call_all
 from ..errors import (
     ApprovalNeeded,
     HoldfastError,

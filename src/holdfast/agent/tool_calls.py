@@ -11,11 +11,12 @@ import msgspec
 
 from ..arguments import shown
 from ..checkpoints.diff import same
-from ..effects.calls import FATAL_ERRORS, CallAnswer, PreparedCall
+from ..effects.calls import FATAL_ERRORS, PreparedCall
 from ..effects.handles import SessionEffects
 from ..effects.requests import Approval
 from ..effects.statements import Result
 from ..effects.tools import Tool, plain_arguments
+from ..effects.turns import CallAnswer
 from ..errors import (
     ApprovalNeeded,
     HoldfastError,

@@ -1,11 +1,11 @@
 """Effects: tool calls that happen once, with their intent durable before and outcome after."""
 
-from .calls import ToolUse
 from .handles import Issued, Replay, SessionEffects, StoreEffects
 from .ledger import Ledger
 from .noun import EffectsNoun
 from .statements import Result, Ticket
 from .tools import Landed, NotLanded, Tool, Unknown, tool
+from .turns import ToolUse
 from .undo import Compensation, Rewound
 
 __all__ = [

@@ -37,7 +37,7 @@ from ..sessions.access import Place
 from ..sessions.handle import SessionHandle
 from ..sessions.rows import read_place
 from ..wire import travels
-from .calls import PreparedCall, ToolUse, call_all, prepare
+from .calls import PreparedCall, prepare
 from .history import effects_after, find_call, read_history
 from .ledger import Ledger, Match, describe, finish, settle, verify
 from .requests import ONCE_KEY_CHARACTERS_MAX, ONCE_SECONDS, digest_of, once_rules, once_tool
@@ -69,6 +69,7 @@ from .tools import (
     named_tool,
     require_tool,
 )
+from .turns import ToolUse, call_all
 from .undo import Compensation, undo_after
 
 EFFECTS_PER_PAGE_MAX = 1_000

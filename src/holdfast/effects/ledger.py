@@ -185,17 +185,19 @@ class Ledger(PerStore):
 
     @operation
     def take_all(self, requests: Sequence[EffectRequest]) -> Op[list[Ticket | None]]:
-        """Issue calls of one session in one commit; None for each that is not new.
+        """Issue calls of one session in one commit, up to the first that is not new.
 
-        One round trip on PostgreSQL.
+        None for that one and all after it: effects are numbered in the order in which they run, and
+        whether it runs is not decided yet. One round trip on PostgreSQL.
         """
         place, guard = requests[0].place, requests[0].guard
         self.keeper.require_known(guard)
-        issues = []
+        issues: list[Query] = []
+        id = None
         for request in requests:
             yield from self._identify(request)
-            id = yield from fresh_id()
-            issues.append(self.statements.issue(id, request, is_first=True))
+            before, id = id, (yield from fresh_id())
+            issues.append(self.statements.issue(id, request, is_first=True, follows=before))
         looks = self.keeper.looks(guard)
         answers = yield from batch(*locks(place), *looks, *issues)
         self.keeper.require(guard, answers[len(locks(place)) :])

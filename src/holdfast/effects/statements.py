@@ -109,7 +109,10 @@ INSERT_EFFECT = f"""
 INSERT INTO hf_effects ({", ".join(INSERTED)})
 SELECT {", ".join(INSERTED.values())}
 WHERE {IS_APPROVED} AND (:is_first = 0 OR (
-    NOT EXISTS (
+    (CAST(:follows AS TEXT) IS NULL OR EXISTS (
+        SELECT 1 FROM hf_effects e WHERE e.id = CAST(:follows AS TEXT)
+    ))
+    AND NOT EXISTS (
         SELECT 1 FROM hf_effects e WHERE e.key = CAST(:key AS TEXT) AND e.generation > 0
     )
     AND NOT EXISTS (
@@ -314,11 +317,13 @@ class Statements:
         owner: Row | None = None,
         *,
         is_first: bool = False,
+        follows: str | None = None,
         keeps_key: bool = False,
     ) -> Query:
         """Return the statement that inserts the next attempt of an effect.
 
-        `owner` is a row with the session and version it belongs to, if not the request's own.
+        `owner` is a row with the session and version it belongs to, if not the request's own. A
+        first attempt that `follows` another effect is inserted only if that one was.
         """
         identity = request.identity
         generation = 1 if newest is None else newest["generation"] + 1
@@ -351,6 +356,7 @@ class Statements:
             settle_ms=tool.settle_ms,
             ttl_ms=request.ttl_ms,
             is_first=int(is_first),
+            follows=follows,
             **({} if owner is None else {name: owner[name] for name in OWNER_COLUMNS}),
         )
 
@@ -397,6 +403,7 @@ class Statements:
             "undoes": request.undoes,
             "expires_at": None,
             "is_first": 0,
+            "follows": None,
             "place_number": number,
             "session_fence": None if place is None else place.fence,
             "salts_number": identity.salts_number,
