@@ -33,6 +33,7 @@ from .feed.latest import StoreEvents
 from .items import Work
 from .kernel import health
 from .kernel.commit_settlement import MarkOps, parse_commit_id
+from .kernel.composition import Composition
 from .kernel.driver import Durability, Hooks, Services, Settings, StoreMode
 from .kernel.files import back_up
 from .kernel.flow import (
@@ -55,7 +56,6 @@ from .kernel.operation import (
     C,
     Call,
     Command,
-    Composition,
     Op,
     Runtime,
     Sync,

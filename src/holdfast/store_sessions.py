@@ -34,6 +34,7 @@ from .records import STATUSES, Checkpoint, Kind, SessionInfo, Status
 from .session import Session
 from .sessions.access import CLOSING, Place, ended
 from .sessions.creation import insert_session
+from .sessions.handle import SessionHandle
 from .sessions.rows import (
     READ_SESSION,
     RESUME_SESSION,
@@ -84,6 +85,9 @@ class StoreSessions(Handle[C]):
         row = (yield from one(READ_SESSION, id=session_id)) if id is not None else None
         given["metadata"] = None if body is None else self.runtime.codec.seal(body, context=context)
         if row is None:
+            if isinstance(parent, SessionHandle):
+                # Whoever no longer drives the parent starts nothing in its name.
+                yield from parent._lock()
             row = yield from self._create(given, parent_id, reopen)
         else:
             row = yield from self._resume(given, row["root_id"], reopen)

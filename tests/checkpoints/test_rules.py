@@ -20,6 +20,7 @@ from holdfast import (
     SessionBusy,
     SessionEnded,
     SessionNotFound,
+    Submission,
     VersionConflict,
 )
 from holdfast.checkpoints import Heads
@@ -342,7 +343,12 @@ async def test_while_a_lease_lives_only_its_driver_writes(subject: Subject) -> N
     heir = await done(session.lease("heir", 30))
     assert heir.fence == lease.fence + 1
     before = await done(dump(store))
-    for name, write in {**writes(driver), **others(driver)}.items():
+    started = {
+        "submit": lambda: store.work.submit("t", session=driver),
+        "submit_many": lambda: store.work.submit_many([Submission("t", session=driver)]),
+        "child": lambda: store.session("child", parent=driver),
+    }
+    for name, write in {**writes(driver), **others(driver), **started}.items():
         if name != "lease":
             lost = await raises(LeaseLost, write)
             assert (lost.fence, lost.current_fence) == (1, 2), name

@@ -10,7 +10,6 @@ answers them inside one transaction. The colour of its handle decides what a cal
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from types import MethodType
@@ -32,7 +31,6 @@ from typing import (
 import msgspec
 
 from ..dataclass import dataclass
-from ..errors import OperationNotRun, StoreReadOnly
 from ..records import LOCAL, Actor
 from ..wire import travels
 
@@ -423,31 +421,6 @@ class Call(msgspec.Struct, Generic[R_co], eq=False):
     def begin(self) -> Op[R_co]:
         """Return a new generator for one run."""
         return self.operation.function(self.instance, *self.arguments, **self.keywords)
-
-
-class Composition:
-    """The operations created inside one `store.run`, to detect one that was never run."""
-
-    def __init__(self, *, is_read_only: bool = False) -> None:
-        self._is_read_only = is_read_only
-        self._created: list[tuple[str, Op[Any]]] = []
-
-    def add(self, call: Call[R]) -> Op[R]:
-        """Create and remember an operation's generator. Raises StoreReadOnly if it writes."""
-        if self._is_read_only and call.operation.mode == "write":
-            raise StoreReadOnly(operation=call.name)
-        generator = call.begin()
-        self._created.append((call.name, generator))
-        return generator
-
-    def check(self) -> None:
-        """Raise OperationNotRun if an operation was created and never yielded from."""
-        for name, generator in self._created:
-            if inspect.getgeneratorstate(generator) == inspect.GEN_CREATED:
-                raise OperationNotRun(
-                    f"{name} was called inside store.run without `yield from`; nothing was written",
-                    operation=name,
-                )
 
 
 class operation(Definition[R_co], Generic[P, R_co]):  # noqa: N801 - it is used as a decorator

@@ -24,7 +24,7 @@ from ..kernel.operation import (
 )
 from ..kernel.signals import Signals
 from ..leases import Keeper
-from ..sessions.access import Place, require_open
+from ..sessions.access import Place, require_fence, require_open
 from ..sessions.rows import NUMBER_OF_SESSION, ONE_SESSION, read_place
 from .items import ITEM_COLUMNS, READ_ITEM, SELECT_ITEMS, Item, Submission, context, require_delay
 
@@ -57,7 +57,7 @@ LIVE_WITH_KEY = f"""
 READ_REDRIVEN = f"""
 {SELECT_ITEMS} WHERE redriven_from = :redriven_from AND redriven_from IS NOT NULL
 """
-READ_SESSION_STATUS = f"SELECT s.status FROM {ONE_SESSION} AND s.id = :id"  # noqa: S608
+READ_SESSION_STATUS = f"SELECT s.status, s.fence, s.holder FROM {ONE_SESSION} AND s.id = :id"  # noqa: S608
 
 
 def submit_all(
@@ -133,15 +133,15 @@ def _place_of(session: Any) -> Op[Place]:
             raise InvalidArgument(
                 f"session must be a session or its id, not {type(session).__name__}"
             )
-        guard = getattr(session, "guard", None)
-        return Place(session.id, number, session.root_id, None, guard)
+        lease = (getattr(session, "fence", None), getattr(session, "guard", None))
+        return Place(session.id, number, session.root_id, *lease)
     require_text("session", session)
     row = yield from read_place(session)
     return Place(row["id"], row["number"], row["root_id"], None)
 
 
 def _lock(keeper: Keeper, places: Sequence[Place]) -> Op[None]:
-    """Lock the trees, in order, and check that each session exists and has not ended."""
+    """Lock the trees, in order, and check that each session is open and its handle not fenced."""
     locks = [Lock(root_id) for root_id in sorted({place.root_id for place in places})]
     looks = []
     for place in places:
@@ -151,9 +151,10 @@ def _lock(keeper: Keeper, places: Sequence[Place]) -> Op[None]:
         return
     answers = (yield from batch(*locks, *looks))[len(locks) :]
     for place in places:
-        answers = keeper.require(place.guard, answers)
-        require_open(place, answers[0])
-        answers = answers[1:]
+        found, *answers = keeper.require(place.guard, answers)
+        for row in found:
+            require_fence(place, row)
+        require_open(place, found)
 
 
 def _draft(submission: Submission, place: Place | None, redriven: Item[Any] | None) -> Row:

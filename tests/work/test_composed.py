@@ -1,0 +1,103 @@
+"""Operations inside `store.run`: one that fails is written whole or not at all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast import Ask, InvalidArgument, RequestMismatch, Submission, VersionConflict
+from holdfast.testing.subject import Subject, done
+from tests.checkpoints.colours import both_colours
+
+
+@both_colours
+async def test_what_an_operation_wrote_before_it_failed_is_not_committed(subject: Subject) -> None:
+    store = await subject.open()
+    await done(store.work.submit("report", 1, id="taken"))
+
+    def submit(tx: holdfast.Transaction) -> holdfast.Op[str]:
+        yield from tx.work.submit("before", 0)
+        try:
+            yield from tx.work.submit_many([Submission("mail", 1), Submission("x", 2, id="taken")])
+        except RequestMismatch:
+            return "caught"
+        return "done"
+
+    with pytest.raises(RequestMismatch) as caught:
+        await done(store.run(submit))
+    assert "rolled back" in "".join(caught.value.__notes__)
+    assert [item.type for item in await done(store.work.list())] == ["report"]
+
+
+@both_colours
+async def test_a_pause_that_is_refused_leaves_nothing_behind(subject: Subject) -> None:
+    store = await subject.open()
+    session = await done(store.session("asker", agent="a"))
+    await done(store.session("other"))
+
+    def pause(tx: holdfast.Transaction) -> holdfast.Op[None]:
+        try:
+            yield from tx.within(session).pause(asks=[Ask("b", 1), Ask("b", 2, id="other")])
+        except InvalidArgument:
+            return
+
+    with pytest.raises(InvalidArgument):
+        await done(store.run(pause))
+    assert (await done(session.info())).status == "active"
+    assert await done(session.asks()) == []
+
+
+@both_colours
+async def test_a_completion_that_is_refused_leaves_the_item_and_all_that_came_with_it(
+    subject: Subject,
+) -> None:
+    store = await subject.open()
+    session = await done(store.session("s"))
+    await done(store.work.submit("report", 1, id="taken"))
+    await done(store.work.submit("parse", session=session))
+    [item] = await done(store.work.claim("w", queues="parse"))
+    begun = await done(item.session.begin("pdf", {"page": 1}, "c1", item=item))
+
+    def complete(tx: Any) -> Any:
+        then = [Submission("summarize", 1), Submission("x", 2, id="taken")]
+        try:
+            yield from tx.work.within(item).complete(7, effect=(begun, 1), then=then)
+        except RequestMismatch:
+            return
+
+    with pytest.raises(RequestMismatch):
+        await done(store.run(complete))
+    assert [effect.status for effect in await done(store.effects(session="s"))] == ["issued"]
+    assert await done(store.work.list(type="summarize")) == []
+    assert (await done(store.work.get(item.id))).status == "in_progress"
+
+
+@both_colours
+async def test_an_error_of_an_operation_that_wrote_nothing_can_be_caught(subject: Subject) -> None:
+    store = await subject.open()
+    session = await done(store.session("s"))
+    await done(session.save(n=1))
+    await done(session.state.set("k", 1))
+    await done(store.work.submit("report", 1, id="taken"))
+
+    def go_on(tx: holdfast.Transaction) -> holdfast.Op[list[str]]:
+        caught = []
+        try:
+            yield from tx.state(session).set("k", 2, if_version=7)
+        except VersionConflict:
+            caught.append("set")
+        try:
+            yield from tx.within(session).save(n=2, expected_version=7)
+        except VersionConflict:
+            caught.append("save")
+        try:
+            yield from tx.work.submit("x", 2, id="taken")
+        except RequestMismatch:
+            caught.append("submit")
+        yield from tx.state(session).set("k", 3)
+        return caught
+
+    assert await done(store.run(go_on)) == ["set", "save", "submit"]
+    assert await done(session.state.get("k")) == 3
