@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from contextlib import ExitStack
+from typing import Any
+
 import psycopg
 import pytest
 
@@ -61,7 +66,41 @@ def test_a_schema_that_was_changed_is_not_lent_again(postgres_dsn: str, damage: 
     schemas.close()
 
 
-def run(dsn: str, statement: str) -> list[tuple[str]]:
+@pytest.mark.parametrize("rows", [1, 5_000])
+def test_a_table_is_as_empty_as_a_new_one_however_full_it_was(postgres_dsn: str, rows: int) -> None:
+    schemas = Schemas(postgres_dsn)
+    with schemas.lent() as name:
+        fill = f"SELECT n::text, n FROM generate_series(1, {rows}) n"
+        run(postgres_dsn, f'INSERT INTO "{name}".hf_test_counters {fill}')
+        run(postgres_dsn, f'ANALYZE "{name}".hf_test_counters')
+    with schemas.lent() as again:
+        assert again == name
+        assert run(postgres_dsn, f'SELECT * FROM "{name}".hf_test_counters') == []
+        planned = f"""SELECT reltuples, relpages, pg_relation_size(oid) FROM pg_class
+            WHERE oid = '"{name}".hf_test_counters'::regclass"""
+        assert run(postgres_dsn, planned) == [(-1, 0, 0)]
+    schemas.close()
+
+
+def test_what_a_killed_process_still_writes_is_waited_for(postgres_dsn: str) -> None:
+    schemas, lent = Schemas(postgres_dsn), ExitStack()
+    name = lent.enter_context(schemas.lent())
+    giving_back = threading.Thread(target=lent.close)
+    waiting = f"""SELECT 1 FROM pg_locks WHERE NOT granted
+        AND relation = '"{name}".hf_test_counters'::regclass"""
+    with psycopg.connect(postgres_dsn) as late:
+        late.execute(f'INSERT INTO "{name}".hf_test_counters VALUES (%s, 1)'.encode(), ["late"])
+        giving_back.start()
+        while giving_back.is_alive() and not run(postgres_dsn, waiting):
+            time.sleep(0.01)
+    giving_back.join()
+    with schemas.lent() as again:
+        assert again == name
+        assert run(postgres_dsn, f'SELECT * FROM "{name}".hf_test_counters') == []
+    schemas.close()
+
+
+def run(dsn: str, statement: str) -> list[tuple[Any, ...]]:
     with psycopg.connect(dsn, autocommit=True) as connection:
         cursor = connection.execute(statement.encode())
         return cursor.fetchall() if cursor.description else []
