@@ -350,6 +350,8 @@ class Workers:
 
     def start(self, handlers: str, *options: str) -> subprocess.Popen[str]:
         arguments = [f"--{name}={value}" for name, value in self._place.items()]
+        # A machine that stands still for a while must not cost a worker its items.
+        arguments.append(f"--lease={10 * SECONDS_MAX}")
         process = subprocess.Popen(
             [*COMMAND, "work", "run", f"mails:{handlers}", *arguments, *options],
             cwd=self.folder,
