@@ -19,11 +19,16 @@ damage; only a cipher prevents forgery, and even a forged record loads as plain 
 The *canonical form* is a body whose text, keys included, is in Unicode normal form C and whose keys
 are in code point order, which is also the order of their UTF-8 bytes. 1, 1.0 and true differ, and
 so do 0.0 and -0.0. It is the same in every process for text that Unicode 14 (Python 3.11) defines.
+
+The *exact form* is what `marshal` writes in its version 2, without references: equal bytes are
+equal values of equal types in the same order. A tuple is not a list, and a subclass or an enum has
+no form. It is compared within one process, never stored and never read back.
 """
 
 from __future__ import annotations
 
 import json
+import marshal
 import sys
 import threading
 import unicodedata
@@ -55,6 +60,8 @@ _DEPTH_MAX: Final = 256
 _LOAD_DEPTH_MAX: Final = 2 * _DEPTH_MAX
 _DIGITS_MAX: Final = 4_096
 _LIMIT_MAX: Final = 2**31 - 1
+_EXACT_VERSION: Final = 2
+_EXACT_LIST_HEADER_BYTES: Final = 5
 _WIDE_BYTES: Final = 2**28
 
 
@@ -155,14 +162,20 @@ class Codec:
         """Return a value as a body, or raise InvalidValue or LimitExceeded with the path."""
         return _encode(value, self.limits, name)
 
-    def encode_each(self, values: Iterable[object], *, name: str = "value") -> list[bytes]:
-        """Return one body per value, each within the limits; errors name `name[index]`."""
-        return [_encode(value, self.limits, (name, i)) for i, value in enumerate(values)]
+    def encode_each(
+        self,
+        values: Iterable[object],
+        *,
+        name: str = "value",
+        start: int = 0,
+        forms: list[bytes] | None = None,
+    ) -> list[bytes]:
+        """Return one body per value, each within the limits; errors name `name[index]`.
 
-    def check_each(self, values: Sequence[object], name: str, start: int) -> None:
-        """Refuse what is not plain data, or too deep, as `encode_each` does."""
-        for index, value in enumerate(values, start):
-            arguments.measure(value, (name, index), sys.maxsize, self.limits.depth)
+        The exact form of each is added to `forms`.
+        """
+        each = enumerate(values, start)
+        return [_encode(value, self.limits, (name, index), forms) for index, value in each]
 
     def compose(self, value: object, *, name: str) -> bytes:
         """Return an internal value as a body, unchecked; a Raw in it is a checked body."""
@@ -174,17 +187,6 @@ class Codec:
     def encode_decoded(self, value: object) -> bytes:
         """Return a decoded value as a body again, without checking the limits."""
         return _messagepack(value)
-
-    def encode_into(self, value: object, buffer: bytearray) -> bool:
-        """Encode a value into a reused buffer, for comparison only; return whether that worked.
-
-        Nothing is checked, so the result must not be stored.
-        """
-        try:
-            _encoder.encode_into(value, buffer)
-        except (OverflowError, TypeError, ValueError, RecursionError):
-            return False
-        return True
 
     def decode(self, body: bytes) -> Any:
         """Return the value of a body, or raise CorruptRecord."""
@@ -305,6 +307,15 @@ def canonical(value: object, limits: Limits = DEFAULT_LIMITS, *, name: str = "va
     return _messagepack(_normal(value, name))
 
 
+def exact_forms(values: Sequence[object]) -> memoryview | None:
+    """Return the exact forms of values that may be anything; None if they cannot be plain data."""
+    try:
+        form = marshal.dumps(list(values), _EXACT_VERSION)
+    except (ValueError, MemoryError):
+        return None
+    return memoryview(form)[_EXACT_LIST_HEADER_BYTES:]
+
+
 def with_first(text: str, form: bytes) -> bytes:
     """Return the canonical form of a list of fewer than 15 items with a text prepended."""
     return b"".join((bytes((form[0] + 1,)), _messagepack(_composed(text)), form[1:]))
@@ -352,12 +363,20 @@ def to_json(value: object, *, indent: int | None = None, name: str = "value") ->
     return text
 
 
-def _encode(value: object, limits: Limits, path: arguments.ValuePath) -> bytes:
+def _encode(
+    value: object,
+    limits: Limits,
+    path: arguments.ValuePath,
+    forms: list[bytes] | None = None,
+) -> bytes:
     room = arguments.measure(value, path, limits.value_bytes, limits.depth)
     if room < 0:
         raise arguments.too_large(
             arguments.shown_path(path), limits.value_bytes - room, limits.value_bytes, "value_bytes"
         )
+    if forms is not None:
+        # Before it is encoded: if another thread changes it meanwhile, the next save sees that.
+        forms.append(marshal.dumps(value, _EXACT_VERSION))  # type: ignore[arg-type]
     try:
         body = _encoder.encode(value)
     except (OverflowError, UnicodeEncodeError):

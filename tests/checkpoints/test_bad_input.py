@@ -590,6 +590,8 @@ def test_what_is_no_plain_data_is_refused_in_an_unchanged_prefix_too(
         session.save(transcript=[1, plain])
         with pytest.raises(holdfast.InvalidValue, match=r"^transcript\[1\]"):
             session.save(transcript=[1, odd, 2])
+        with pytest.raises(holdfast.InvalidValue, match=r"^transcript\[2\]"):
+            session.save(transcript=[1, plain, odd])
         assert session.save(transcript=[1, plain, 2]).version == 2
 
 

@@ -15,8 +15,9 @@ import pytest
 import holdfast
 import holdfast.kernel.postgres  # Imported once, not in each of a thousand children.
 from holdfast.checkpoints import Heads
-from holdfast.checkpoints.changes import Head
+from holdfast.checkpoints.changes import Head, fingerprint_of
 from holdfast.checkpoints.keys import ITEMS, VERSIONS
+from holdfast.checkpoints.lines import Ref
 from holdfast.checkpoints.removal import read_plan, remove_planned
 from holdfast.kernel.nouns import Retention
 from holdfast.kernel.operation import Call
@@ -73,10 +74,24 @@ class Family:
     def remembered(self) -> dict[int, Head | None]:
         """Return what this process remembers of the members."""
         self.look()
-        return {
+        found = {
             handle.number: Heads.of(self.store.runtime).get(handle.number)
             for handle in self._handles.values()
         }
+        for head in found.values():
+            for known in head.lists.values() if head else ():
+                # It cannot be pickled; `remember` takes it again.
+                known.fingerprint = None
+        return found
+
+    def remember(self, number: int, head: Head) -> None:
+        """Remember what another process did."""
+        codec = self.store.runtime.codec
+        for channel, known in head.lists.items():
+            entry = head.manifest[channel]
+            if isinstance(entry, Ref) and (bodies := known.bodies(codec, entry)) is not None:
+                known.fingerprint = fingerprint_of([codec.decode(body) for body in bodies])
+        Heads.of(self.store.runtime).put(number, head)
 
 
 Act = Callable[[Family], Any]
@@ -354,7 +369,7 @@ def die(place: dict[str, str], name: str, root: str, remembered: str, die_at: in
         family.look()
         for number, head in pickle.loads(bytes.fromhex(remembered)).items():  # noqa: S301
             if head is not None:
-                Heads.of(store.runtime).put(number, head)
+                family.remember(number, head)
         # The first write of a connection has statements of its own.
         store.settle("nobody:1")
         points.is_armed = True

@@ -165,16 +165,6 @@ def test_some_items_of_a_packed_list_are_read_and_all_of_it_is_checked() -> None
             codec.unpack_items(wrong, 63, 64, context=(context,))
 
 
-def test_a_buffer_that_is_used_again_holds_the_newest_body_alone() -> None:
-    codec, buffer = Codec(), bytearray()
-    for value in ([1, 2, 3], ["a" * 10_000], [], {"n": None}):
-        assert codec.encode_into(value, buffer)
-        assert bytes(buffer) == codec.encode(value) == codec.encode_decoded(value)
-    for refused in ([2**70], [object()], ["\ud800"]):
-        assert not codec.encode_into(refused, buffer)
-    assert codec.encode_decoded([2**70]) == codec.encode([2**70])
-
-
 def test_the_refusal_of_one_item_names_its_index() -> None:
     with pytest.raises(InvalidValue) as caught:
         Codec().encode_each([{"a": 1}, {"a": {1}}], name="transcript")

@@ -3,19 +3,25 @@
 They are planned from the newest checkpoint as this process remembers it. The write that uses a
 remembered head compares the head's random id in the database, so a stale one costs a retry and does
 no harm.
+
+A list that is saved again only grew if it begins with the fingerprint of the remembered one:
+XXH3-128 of the exact forms of all items. Whatever has the fingerprint of items that were checked is
+plain data too; it is neither checked nor encoded again.
 """
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field, replace
-from hashlib import blake2b
 from typing import Any, TypeAlias
 
+from xxhash import xxh3_128
+
 from ..arguments import require_text
-from ..codec import Codec
+from ..codec import Codec, exact_forms
 from ..dataclass import dataclass
 from ..errors import LimitExceeded, TypeConflict
 from ..kernel.operation import Op, PerStore, Runtime
@@ -27,28 +33,37 @@ LIST_BYTES_MAX = 16 * 2**20
 TOTAL_BYTES_MAX = 64 * 2**20
 HEADS_MAX = 1_000
 EMPTY_LIST = Inline(b"\x90")
+# Nobody can prepare two lists with the same fingerprint.
+_SEED = secrets.randbits(64)
 
 
 @dataclass(slots=True)
 class KnownList:
-    """The encoded items of a list: all of them joined, and those since its last full run.
-
-    For a list that is too large to remember, there is a digest instead of the items.
-    """
+    """The encoded items of a list: all of them joined, and those since its last full run."""
 
     joined: bytearray | None
+    """None for a list that is too large to remember. It is shared with later heads, and only ever
+    grows."""
     tail: list[bytes]
-    digest: blake2b | None = None
+    joined_bytes: int = 0
+    """How much of `joined` belongs to this list."""
+    fingerprint: xxh3_128 | None = None
+    """Of all items; None if some were not given to this process."""
 
     def grow(self, bodies: Sequence[bytes]) -> None:
         """Add items at the end."""
         if self.joined is not None:
             for body in bodies:
                 self.joined += body
-            if len(self.joined) > LIST_BYTES_MAX:
-                self.digest, self.joined = blake2b(self.joined), None
-        elif self.digest is not None:
-            self.digest.update(b"".join(bodies))
+            self.joined_bytes = len(self.joined)
+            if self.joined_bytes > LIST_BYTES_MAX:
+                self.joined = None
+
+    def bodies(self, codec: Codec, ref: Ref) -> list[bytes] | None:
+        """Return the encoded items of the list, or None if they are not remembered."""
+        if self.joined is None:
+            return None
+        return codec.split(lines.list_header(ref.length) + self.joined[: self.joined_bytes])
 
     def is_value(self, body: bytes) -> bool:
         """Whether a channel that is not a list has this value."""
@@ -91,7 +106,7 @@ class Heads(PerStore):
             size = 500
             for each in head.lists.values():
                 # An estimate of a list's memory.
-                size += len(each.joined or b"") + sum(map(len, each.tail)) + 200
+                size += len(each.joined or b"") + sum(map(len, each.tail)) + 900
             self._total_bytes += size - self._sizes.get(session_number, 0)
             self._sizes[session_number] = size
             self._heads[session_number] = head
@@ -115,59 +130,32 @@ class Extend:
     """Append items to a list channel."""
 
     bodies: Sequence[bytes]
+    forms: list[bytes]
+    """The exact forms of the items."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grown:
     """Set a channel to a list that only grew since a head: that head's items, and `bodies`.
 
-    For any other head it is set to the whole list, whose first items are the first `joined_bytes`
-    of `joined`, which only ever grows.
+    For any other head it is set to the whole list.
     """
 
     head_id: int
     bodies: Sequence[bytes]
+    fingerprint: xxh3_128
+    """Of the whole list."""
     before: Ref
     """The head's list, equal to the first items of this one."""
-    joined: bytearray | None
-    joined_bytes: int
+    known: KnownList
 
     def whole(self, codec: Codec) -> Op[list[bytes]]:
         """Return the bodies of all items, reading those of the head if they are not remembered."""
-        if self.joined is None:
+        before = self.known.bodies(codec, self.before)
+        if before is None:
             pieces = yield from lines.pieces_of(codec, self.before)
             before = yield from lines.bodies_of(codec, pieces)
-        else:
-            header = lines.list_header(self.before.length)
-            before = codec.split(header + self.joined[: self.joined_bytes])
         return [*before, *self.bodies]
-
-
-class Comparison:
-    """Compares encoded items, given in order, with those of a known list."""
-
-    def __init__(self, known: KnownList) -> None:
-        self.joined = known.joined
-        self.joined_bytes = 0
-        self._wanted = None if known.digest is None else known.digest.digest()
-        self._digest = blake2b()
-
-    @property
-    def is_possible(self) -> bool:
-        """Whether there is anything to compare with."""
-        return bool(self.joined) or self._wanted is not None
-
-    def add(self, items: memoryview) -> bool:
-        """Compare the next items; return False if they are known to differ."""
-        start, self.joined_bytes = self.joined_bytes, self.joined_bytes + len(items)
-        if self.joined is not None:
-            return self.joined.startswith(items, start)
-        self._digest.update(items)
-        return True
-
-    def is_equal(self) -> bool:
-        """Whether the given items are equal to the whole list."""
-        return self.joined is not None or self._digest.digest() == self._wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +170,7 @@ class SetList:
     """Set a channel to a list, whatever it was."""
 
     bodies: Sequence[bytes]
+    fingerprint: xxh3_128
 
 
 ChannelChange: TypeAlias = Extend | Grown | SetValue | SetList
@@ -193,32 +182,46 @@ def change_to(codec: Codec, head: Head | None, channel: str, value: Any) -> Chan
     if type(value) is not list:
         return SetValue(codec.encode(value, name=channel))
     grown = None if head is None else _growth(codec, head, channel, value)
-    return grown or SetList(codec.encode_each(value, name=channel))
+    if grown is not None:
+        return grown
+    forms: list[bytes] = []
+    bodies = codec.encode_each(value, name=channel, forms=forms)
+    return SetList(bodies, fingerprint(forms))
 
 
-def _growth(codec: Codec, head: Head, channel: str, value: list[Any]) -> ChannelChange | None:
-    """Return how a list grew since a head, by comparing bytes; None if it did not."""
+def _growth(codec: Codec, head: Head, channel: str, value: list[Any]) -> Grown | None:
+    """Return how a list grew since a head; None if it did not, or that is not known."""
     known, entry = head.lists.get(channel), head.manifest.get(channel)
     if known is None or not isinstance(entry, Ref) or len(value) < entry.length:
         return None
-    comparison = Comparison(known)
-    if not comparison.is_possible:
+    if known.fingerprint is None:
         return None
-    buffer = bytearray()
-    # One run at a time, so that encoded bytes are compared while in the CPU cache.
-    for start in range(0, entry.length, RUN_ITEMS):
-        run = value[start : min(start + RUN_ITEMS, entry.length)]
-        # A tuple would encode like a list, but is refused as everywhere.
-        codec.check_each(run, channel, start)
-        if not codec.encode_into(run, buffer):
+    found = fingerprint_of(value[: entry.length])
+    if found is None or found.digest() != known.fingerprint.digest():
+        return None
+    forms: list[bytes] = []
+    new = codec.encode_each(value[entry.length :], name=channel, start=entry.length, forms=forms)
+    return Grown(head.id, new, fingerprint(forms, found), entry, known)
+
+
+def fingerprint(forms: Iterable[bytes], after: xxh3_128 | None = None) -> xxh3_128:
+    """Return the fingerprint of items, given by their exact forms, behind those of another."""
+    found = xxh3_128(seed=_SEED) if after is None else after.copy()
+    for form in forms:
+        found.update(form)
+    return found
+
+
+def fingerprint_of(items: Sequence[Any]) -> xxh3_128 | None:
+    """Return the fingerprint of items that may be anything; None if they cannot be plain data."""
+    found = fingerprint(())
+    # One run at a time, so that its form is read while in the CPU cache.
+    for start in range(0, len(items), RUN_ITEMS):
+        forms = exact_forms(items[start : start + RUN_ITEMS])
+        if forms is None:
             return None
-        with memoryview(buffer)[len(lines.list_header(len(run))) :] as items:
-            if not comparison.add(items):
-                return None
-    if not comparison.is_equal():
-        return None
-    new = codec.encode_each(value[entry.length :], name=channel)
-    return Grown(head.id, new, entry, comparison.joined, comparison.joined_bytes)
+        found.update(forms)
+    return found
 
 
 def is_simple(head: Head, changes: Mapping[str, ChannelChange]) -> bool:
@@ -257,24 +260,31 @@ class ChannelPlan:
     def add(self, changes: Mapping[str, ChannelChange]) -> Op[None]:
         """Plan changes, one per channel, reading what is not remembered."""
         for channel, change in changes.items():
-            entry = self.manifest.get(channel)
+            entry, known = self.manifest.get(channel), self.lists.get(channel)
+            after: xxh3_128 | None = None
             match change:
                 case SetValue(body):
                     yield from self._set_value(channel, entry, body)
-                case Extend(bodies):
+                case Extend(bodies, forms):
                     if entry is not None and not isinstance(entry, Ref) and entry != EMPTY_LIST:
                         raise TypeConflict(
                             f"channel {channel!r} is not a list; save() replaces it",
                             channel=channel,
                         )
                     yield from self._extend(channel, entry, bodies)
-                case Grown(head_id, bodies) if head_id == self.head_id and isinstance(entry, Ref):
+                    if not isinstance(entry, Ref):
+                        after = fingerprint(forms)
+                    elif known is not None and known.fingerprint is not None:
+                        after = fingerprint(forms, known.fingerprint)
+                case Grown(head_id, bodies, after) if head_id == self.head_id:
                     yield from self._extend(channel, entry, bodies)
-                case Grown():
+                case Grown(_, _, after):
                     whole = yield from change.whole(self.codec)
                     yield from self._set_list(channel, entry, whole)
-                case SetList(bodies):
+                case SetList(bodies, after):
                     yield from self._set_list(channel, entry, bodies)
+            if channel in self.lists:
+                self.lists[channel].fingerprint = after
 
     def remember(self) -> dict[str, KnownList]:
         """Return the lists as of this plan; call it once, when the plan is durable."""
@@ -303,9 +313,8 @@ class ChannelPlan:
             return
         known = self.lists.get(channel)
         pieces = yield from lines.pieces_of(self.codec, entry)
-        if known is not None and known.joined is not None:
-            old = self.codec.split(lines.list_header(entry.length) + known.joined)
-        else:
+        old = None if known is None else known.bodies(self.codec, entry)
+        if old is None:
             old = yield from lines.bodies_of(self.codec, pieces)
         prefix = _common(old, bodies)
         if prefix == len(old):

@@ -152,7 +152,9 @@ class CheckpointOps(CheckpointReads[C]):
                 f"append takes a list of items, not {type(items).__name__}; wrap a single one: "
                 f"append({shown(channel)}, [item])"
             )
-        changes = {channel: Extend(self.runtime.codec.encode_each(items, name=channel))}
+        forms: list[bytes] = []
+        bodies = self.runtime.codec.encode_each(items, name=channel, forms=forms)
+        changes = {channel: Extend(bodies, forms)}
         given = (data, metadata, item, expected_version, key)
         return (yield from write(self.runtime, self._place, kind, changes, *given))
 
