@@ -23,14 +23,15 @@ from tests.peers.agents import planner, status, waiting_items
 STATEMENTS_OF_A_REQUEST = {
     "request": 7,
     "caller claimed": 5,
-    "paused": 15,
+    "paused": 14,
     "peer claimed": 5,
     "peer completed": 12,
     "caller resumed": 11,
     "caller completed": 14,
 }
-# On PostgreSQL events are part of the statement that advances the feed.
-STEPS_WITH_EVENTS = ("request", "paused", "peer completed", "caller resumed", "caller completed")
+# On PostgreSQL events are part of the statement that advances the feed. Pausing locks a tree there,
+# which SQLite has locked with everything else.
+STEPS_WITH_EVENTS = ("request", "peer completed", "caller resumed", "caller completed")
 SESSION_ROW_WRITES = 8
 STATEMENTS_PER_ASK = 5
 STATEMENTS_PER_ASK_TOGETHER = 3

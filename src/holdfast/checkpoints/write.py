@@ -426,7 +426,8 @@ def write_after(
     told = {"version": version, "kind": wanted.kind}
     answers = yield Decide(
         [
-            Lock(place.root_id),
+            # Whether the tree is there is seen by its session.
+            Lock(place.root_id, is_asked=False),
             *looks,
             Query(_advance_head(also.assignments), advance),
             *_item_queries(plan, here),

@@ -508,7 +508,8 @@ def context(id: str, part: str) -> tuple[str, ...]:
 
 def locks(place: Place | None) -> list[Lock]:
     """Return the lock of an effect's tree, if it has one."""
-    return [] if place is None else [Lock(place.root_id)]
+    # A tree is never removed, so it is there if the session ever was.
+    return [] if place is None else [Lock(place.root_id, is_asked=False)]
 
 
 def topic(id: str) -> str:

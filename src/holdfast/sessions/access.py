@@ -67,7 +67,9 @@ def lock_and_read_with(runtime: Runtime, place: Place, *beside: Query) -> Op[lis
     """Do the same, and run other queries in the same round trip; return the rows of each."""
     keeper = Keeper.of(runtime)
     read = Query(LOCK_SESSION, {"number": place.number})
-    _, *answers = yield from batch(Lock(place.root_id), *keeper.looks(place.guard), read, *beside)
+    # Whether the tree is there is seen by its session.
+    lock = Lock(place.root_id, is_asked=False)
+    _, *answers = yield from batch(lock, *keeper.looks(place.guard), read, *beside)
     return keeper.require(place.guard, answers)
 
 
