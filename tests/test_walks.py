@@ -24,9 +24,9 @@ RECORDS = f"{HOME}dataclass.py"
 MESSAGES = [{"role": "user", "content": "hello"}]
 
 LIMITS = {
-    "append": (61, 12, 12),
-    "save": (65, 12, 12),
-    "call": (112, 18, 16),
+    "append": (60, 12, 12),
+    "save": (64, 12, 12),
+    "call": (111, 18, 16),
     "claim": (40, 11, 12),
     "complete": (40, 10, 11),
     "increment": (76, 16, 16),
