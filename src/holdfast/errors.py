@@ -16,6 +16,15 @@ def escaped(text: str) -> str:
     return COMMANDING.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
+def described(error: BaseException) -> str:
+    """Return the name of an error and what it says. Never raises, as user code may in `__str__`."""
+    try:
+        text = str(error)
+    except Exception:
+        text = ""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
 class HoldfastError(Exception):
     """Holdfast could not do what was asked."""
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import HoldfastError, ModelFailed, RequestMismatch
+from ..errors import HoldfastError, ModelFailed, RequestMismatch, described
 from ..formatting import plural
 from ..kernel.flow import CancelledAfterwards, Flow, invoke, perform, wait
 from ..spend import Spend, SpendState
@@ -129,7 +129,7 @@ class ModelCall:
             if error.usage is not None:
                 state, usage = "failed", error.usage
         # A provider's message may quote the API key that it rejects.
-        text = self.session.runtime.redactor.redact(f"{type(error).__name__}: {error}")
+        text = self.session.runtime.redactor.redact(described(error))
         text = text[:ERROR_CHARACTERS_MAX]
         data = {"iteration": self.iteration, "attempt": number, "error": text}
         attempt = self._attempt(state, usage, error=text)

@@ -18,7 +18,7 @@ from decimal import Decimal
 from typing import Any
 
 from ..arguments import shown
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, described
 from ..extras import required
 from ..kernel.threads import Thread
 from .budget import Price, Usage
@@ -131,7 +131,7 @@ def _loop(process_id: int) -> asyncio.AbstractEventLoop:
 
 def failure(error: Exception) -> ModelError:
     """Return a client's error as a ModelError: whether to retry, and whether it was charged."""
-    text = f"{type(error).__name__}: {error}"
+    text = described(error)
     status = getattr(error, "status_code", None)
     if isinstance(status, int):
         is_retryable = status in RETRYABLE_STATUSES or status >= 500

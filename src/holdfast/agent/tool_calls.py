@@ -25,6 +25,7 @@ from ..errors import (
     InvalidValue,
     LimitExceeded,
     Unresolved,
+    described,
 )
 from ..kernel.flow import Flow, invoke, perform
 from ..peers import Answer
@@ -165,7 +166,7 @@ class ToolCalls:
         except FATAL_ERRORS:
             raise
         except Exception as error:
-            raise Refusal(f"{call.name} raised {type(error).__name__}: {error}") from error
+            raise Refusal(f"{call.name} raised {described(error)}") from error
 
     def executed(self, checked: CheckedCall, answer: CallAnswer | None) -> Executed:
         """Return the result of a call; an exception of its tool becomes a result for the model.
@@ -184,7 +185,7 @@ class ToolCalls:
                 raise answer
             content, is_error = _in_doubt(call, answer), True
         elif answer is not None:
-            content, is_error = f"{call.name} raised {type(answer).__name__}: {answer}", True
+            content, is_error = f"{call.name} raised {described(answer)}", True
         result = ToolResult(
             call_id=call.call_id,
             content=self._fitting(content),

@@ -23,6 +23,7 @@ from ..errors import (
     SessionBusy,
     SessionEnded,
     StoreError,
+    described,
 )
 from ..kernel.flow import (
     INTERRUPTS,
@@ -48,7 +49,6 @@ from .ledger import (
     Ledger,
     Owned,
     Unapproved,
-    describe,
     finish,
     settle,
     verify,
@@ -175,7 +175,7 @@ class PreparedCall:
         try:
             value = yield self._invoke("")
         except Exception as error:
-            failed = EffectOutcome("failed", "raised", error=describe(error))
+            failed = EffectOutcome("failed", "raised", error=described(error))
             yield from perform(Ledger.take, ledger, request, failed)
             raise
         outcome = ledger.statements.storable(value)
@@ -212,7 +212,7 @@ class PreparedCall:
                 raise asyncio.CancelledError from interrupt
             raise
         except (StillRunning, GeneratorExit):
-            raise
+            raise  # A tool's own GeneratorExit is a RuntimeError here.
         except BaseException as error:
             return (yield from self._raised(ticket, error))
         outcome = self.ledger.statements.storable(value)
@@ -280,11 +280,10 @@ class PreparedCall:
         """Record that a tool raised; verify it first if it may have acted."""
         outcome = self._outcome_of(error)
         if outcome.status == "unknown" and isinstance(error, Exception):
-            verdict = yield from self._verify_later(ticket)
+            verdict = yield from self._verify_or_record(ticket, outcome, self._verify_later(ticket))
             outcome = self._settled(verdict, reason=outcome.reason, error=outcome.error)
             if isinstance(verdict, Landed):
-                yield from finish(self.ledger, ticket, outcome)
-                return Result(verdict.result, ticket.id)
+                return (yield from self._landed(ticket, outcome))
         yield from finish(self.ledger, ticket, outcome)
         if outcome.status == "failed" or not isinstance(error, Exception):
             raise error
@@ -296,21 +295,20 @@ class PreparedCall:
             self.request.tool.atomic and isinstance(error, Exception)
         )
         if is_certain or self.request.tool.effect != "mutate":
-            return EffectOutcome("failed", "raised", error=describe(error))
+            return EffectOutcome("failed", "raised", error=described(error))
         reason = "raised"
         if isinstance(error, INTERRUPTS):
             reason = "cancelled"
         elif isinstance(error, TimeoutError):
             reason = "timed_out"
-        return EffectOutcome("unknown", reason, error=describe(error))
+        return EffectOutcome("unknown", reason, error=described(error))
 
     def _timed_out(self, ticket: Ticket, late: StillRunning) -> Flow[Result[Any]]:
         """Raise InProgress for a call whose thread still runs, unless it is verified as landed."""
         if self.request.tool.effect == "mutate":
             verdict = yield from self._verify_later(ticket)
             if isinstance(verdict, Landed):
-                yield from finish(self.ledger, ticket, self._settled(verdict))
-                return Result(verdict.result, ticket.id)
+                return (yield from self._landed(ticket, self._settled(verdict)))
         raise InProgress(
             f"{late}; it cannot be interrupted, so it is not run again while it runs, and its "
             "outcome is recorded when it returns",
@@ -345,7 +343,8 @@ class PreparedCall:
         """
         kept = self.keep(ticket, asked_at)
         try:
-            verdict = yield from self._verify(ticket)
+            doubt = EffectOutcome("unknown", effect.reason or "owner_died", error=effect.error)
+            verdict = yield from self._verify_or_record(ticket, doubt, self._verify(ticket))
             outcome = self._settled(verdict, of=effect)
             if outcome.reason in {"not_landed", "abandoned"}:
                 again_at = uptime_seconds()
@@ -359,13 +358,37 @@ class PreparedCall:
             if self.request.call_id not in {None, effect.call_id}:
                 # The next lookup gives this call a row of its own.
                 return None
-            return Result(verdict.result, ticket.id, ticket.id)
+            return self._verified(ticket, outcome, replay_of=ticket.id)
         if outcome.status == "failed":
             raise failed_before(self.request.tool.name, ticket.id, outcome.error)
         raise self._unresolved(ticket, outcome)
 
     def _settled(self, verdict: Verdict, **known: Any) -> EffectOutcome:
         return settle(self.ledger.statements, self.request.tool, verdict, **known)
+
+    def _landed(self, ticket: Ticket, outcome: EffectOutcome) -> Flow[Result[Any]]:
+        """Record that this call happened, and return its result."""
+        yield from finish(self.ledger, ticket, outcome)
+        return self._verified(ticket, outcome)
+
+    def _verified(
+        self, ticket: Ticket, outcome: EffectOutcome, replay_of: str | None = None
+    ) -> Result[Any]:
+        if outcome.error is not None:
+            raise _not_storable(self.request.tool, outcome.error, "verify")
+        return Result(outcome.result, ticket.id, replay_of)
+
+    def _verify_or_record(
+        self, ticket: Ticket, doubt: EffectOutcome, verifying: Flow[Verdict]
+    ) -> Flow[Verdict]:
+        """Return the verdict; if its hook is interrupted or exits, record the doubt first."""
+        try:
+            return (yield from verifying)
+        except GeneratorExit:
+            raise
+        except BaseException:
+            yield from finish(self.ledger, ticket, doubt)
+            raise
 
     def _verify_later(self, ticket: Ticket) -> Flow[Verdict]:
         """Verify this process's own call, once its request can no longer be in flight."""
@@ -437,9 +460,9 @@ def prepare(
     return PreparedCall(ledger=ledger, request=request, arguments=given, wait_seconds=seconds)
 
 
-def _not_storable(tool: Tool[..., Any], problem: str) -> InvalidValue:
+def _not_storable(tool: Tool[..., Any], problem: str, source: str = "the tool") -> InvalidValue:
     return InvalidValue(
         f"{tool.name} ran, and that is recorded, but its result cannot be stored: "
-        f"{problem.removesuffix('.')}; return plain data from the tool",
+        f"{problem.removesuffix('.')}; return plain data from {source}",
         path="result",
     )

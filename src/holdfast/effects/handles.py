@@ -14,7 +14,7 @@ from ..access import record
 from ..arguments import require_limit, require_one_of, require_text, require_whole, shown
 from ..checkpoints.read import require_version, spans
 from ..dataclass import dataclass
-from ..errors import InProgress, InvalidArgument, NotFound, Refused, SessionNotFound
+from ..errors import InProgress, InvalidArgument, NotFound, Refused, SessionNotFound, described
 from ..kernel.flow import INTERRUPTS, Flow, flow, perform
 from ..kernel.nouns import find_row
 from ..kernel.operation import (
@@ -39,7 +39,7 @@ from ..sessions.rows import read_place
 from ..wire import travels
 from .calls import PreparedCall, prepare
 from .history import effects_after, find_call, read_history
-from .ledger import Ledger, Match, describe, finish, settle, verify
+from .ledger import Ledger, Match, finish, settle, verify
 from .requests import ONCE_KEY_CHARACTERS_MAX, ONCE_SECONDS, digest_of, once_rules, once_tool
 from .statements import (
     EFFECT_ATTEMPTS,
@@ -138,7 +138,7 @@ class Issued(Handle[C]):
         """
         if happened is True:
             raise InvalidArgument("record an effect that happened with complete(result)")
-        text = error if isinstance(error, str) else describe(error)
+        text = error if isinstance(error, str) else described(error)
         status: EffectStatus = "failed" if happened is False else "unknown"
         yield from self._finish(EffectOutcome(status, "raised", error=text))
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
+from ..arguments import shown
 from ..dataclass import dataclass
 from ..errors import (
     CommitUnknown,
@@ -19,6 +20,7 @@ from ..errors import (
     StoreBusy,
     StoreFull,
     StoreUnavailable,
+    described,
 )
 from ..kernel.commit_settlement import MarkOps, parse_commit_id
 from ..kernel.flow import INTERRUPTS, Flow, invoke, perform, perform_to_the_end, wait
@@ -538,7 +540,7 @@ def verify(
     try:
         verdict = yield from invoke(hook, arguments, idempotency_key)
     except Exception as error:
-        return Unknown(f"verify raised {describe(error)}")
+        return Unknown(f"verify raised {described(error)}")
     if isinstance(verdict, type) and issubclass(verdict, NotLanded | Unknown):
         verdict = verdict()
     if isinstance(verdict, NotLanded) and not is_unredacted:
@@ -548,7 +550,7 @@ def verify(
         )
     if isinstance(verdict, Landed | NotLanded | Unknown):
         return verdict
-    return Unknown(f"verify must return Landed(…), NotLanded() or Unknown(), not {verdict!r}")
+    return Unknown(f"verify must return Landed(…), NotLanded() or Unknown(), not {shown(verdict)}")
 
 
 def settle(
@@ -587,9 +589,3 @@ def settle(
 
 def _joined(*texts: str | None) -> str | None:
     return "; ".join(filter(None, texts)) or None
-
-
-def describe(error: BaseException) -> str:
-    """Return an error as one line of text."""
-    text = str(error)
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__

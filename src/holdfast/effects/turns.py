@@ -66,7 +66,9 @@ def call_all(
                 yield from on_answer(index, answer)
             yield from turn.record(only_if_due=True)
         yield from turn.record()
-    except (Exception, *INTERRUPTS):
+    except GeneratorExit:
+        raise
+    except BaseException:
         yield from turn.abort()
         raise
     return [turn.lost.get(index, answer) for index, answer in enumerate(answers)]

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..dataclass import dataclass
+from ..errors import described
 from ..kernel.flow import Flow, is_async, needs_async_store, perform
 from ..kernel.operation import Op, Query, Row, batch, one, rows
 from ..kernel.sql import given
@@ -21,7 +22,7 @@ from ..sessions.rows import ALL_SESSIONS, GIVEN_NUMBERS
 from ..wire import travels
 from .calls import prepare
 from .history import effects_after
-from .ledger import Ledger, describe
+from .ledger import Ledger
 from .statements import BY_WORLD, IS_ABANDONED, SELECT_EFFECTS, EffectOutcome
 from .tools import Tool
 
@@ -225,7 +226,7 @@ def _undo(
         )
         yield from call.run()
     except Exception as error:
-        return ledger.statements.storable_text(describe(error))
+        return ledger.statements.storable_text(described(error))
     return ""
 
 

@@ -397,7 +397,10 @@ def _run_to_the_end(driver: SyncDriver, call: Call[R], tries: int = INTERRUPTS_M
 def _invoke(step: Invoke) -> Any:
     if step.timeout_seconds is None:
         context = contextvars.copy_context()
-        result = context.run(step.call)
+        try:
+            result = context.run(step.call)
+        except GeneratorExit as error:
+            raise _not_thrown(step.function, error) from error
     else:
         result = _result_within(step.timeout_seconds, step)
     if inspect.isawaitable(result):
@@ -435,11 +438,21 @@ async def _step_async(driver: AsyncDriver, step: Step) -> Any:
         case Invoke():
             if is_async(step.function):
                 async with asyncio.timeout(step.timeout_seconds):
-                    return await step.call()
+                    return await _awaited(step, step.call())
             result = await _await_thread(step)
-            return await result if inspect.isawaitable(result) else result
+            return await _awaited(step, result) if inspect.isawaitable(result) else result
         case Wait(seconds, topic, seen):
             return await driver.signals.wait_async(topic, seen, seconds)
+
+
+async def _awaited(step: Invoke, running: Awaitable[R]) -> R:
+    try:
+        return await running
+    except GeneratorExit as error:
+        # Of its own, unless it was raised right here: then this coroutine is closed.
+        if error.__traceback__ is None or error.__traceback__.tb_next is None:
+            raise
+        raise _not_thrown(step.function, error) from error
 
 
 def in_thread(function: Callable[[], R]) -> Ended[R]:
@@ -457,9 +470,8 @@ def _start(function: Callable[[], R], ended: Ended[R]) -> None:
     def run() -> None:
         try:
             result = context.run(function)
-        except StopIteration as error:
-            # StopIteration cannot be thrown into a generator or set on a future.
-            stopped = RuntimeError(f"{_name(function)} raised StopIteration")
+        except (StopIteration, GeneratorExit) as error:
+            stopped = _not_thrown(function, error)
             stopped.__cause__ = error
             ended.set_exception(stopped)
         except BaseException as error:
@@ -510,6 +522,11 @@ def _still_running(
     return StillRunning(f"{_name(function)} did not return within {timeout_seconds:g} s", ended)
 
 
+def _not_thrown(function: Callable[..., Any], error: BaseException) -> RuntimeError:
+    """Return what stands for an error that would end the steps it is thrown into."""
+    return RuntimeError(f"{_name(function)} raised {type(error).__name__}")
+
+
 def is_async(function: Callable[..., Any]) -> bool:
     """Whether calling a function or an object returns a coroutine."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
@@ -525,4 +542,6 @@ def needs_async_store(function: Callable[..., Any]) -> InvalidArgument:
 
 
 def _name(function: Callable[..., Any]) -> str:
+    step = getattr(function, "__self__", None)
+    function = step.function if isinstance(step, Invoke) else function
     return getattr(function, "__qualname__", repr(function))

@@ -16,7 +16,7 @@ from ..arguments import (
 )
 from ..codec import Codec
 from ..dataclass import dataclass
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, described
 from ..kernel.operation import C, Handle, Row, Runtime
 from ..leases import Guard
 from ..sessions.access import Place
@@ -269,11 +269,7 @@ def context(id: str, part: str) -> tuple[str, ...]:
 def error_text(error: object, redact: Callable[[str], str]) -> str:
     """Return an error as redacted text, cut to size."""
     if isinstance(error, BaseException):
-        try:
-            said = str(error)
-        except Exception:
-            said = ""
-        error = f"{type(error).__name__}: {said}" if said else type(error).__name__
+        error = described(error)
     if not isinstance(error, str):
         raise InvalidArgument(f"error must be text or an exception, not {type(error).__name__}")
     # A lone surrogate, from a file name for example, is escaped.
