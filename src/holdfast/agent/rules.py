@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from ..arguments import require_one_of, require_seconds, require_whole, shown
 from ..effects.tools import Tool, by_name, parameters_of, taking_plain
 from ..errors import InvalidArgument
+from ..kernel.flow import require_function
 from .budget import Budget
 from .models import Model
 from .peers import Peer
@@ -83,6 +84,7 @@ class Rules:
                 "a model must be a callable from a Request to a Response, not "
                 f"{type(self.model).__name__}"
             )
+        require_function("a model", self.model)
         if not isinstance(self.budget, Budget):
             raise InvalidArgument(f"budget must be a Budget, not {type(self.budget).__name__}")
         require_one_of("on_unresolved", self.on_unresolved, get_args(OnUnresolved))
@@ -93,8 +95,8 @@ class Rules:
         require_seconds("backoff_seconds", self.backoff_seconds, CADENCE_SECONDS_MAX)
         for name in ("permit", "approve", "on_progress"):
             hook = getattr(self, name)
-            if hook is not None and not callable(hook):
-                raise InvalidArgument(f"{name} must be a function, not {type(hook).__name__}")
+            if hook is not None:
+                require_function(name, hook)
 
 
 def described(tools: Sequence[Tool[..., Any]]) -> dict[str, Tool[..., Any]]:

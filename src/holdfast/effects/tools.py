@@ -31,6 +31,7 @@ from msgspec import UNSET
 from ..arguments import require_one_of, require_seconds, require_text, require_whole, shown
 from ..dataclass import dataclass
 from ..errors import InvalidArgument, InvalidValue
+from ..kernel.flow import require_function
 from ..leases import lease_milliseconds
 from ..records import EffectKind
 from ..wire import travels
@@ -360,15 +361,18 @@ def _check(tool: Tool[..., Any]) -> None:
     require_text("a tool's name", name)
     require_one_of(f"tool {name}: effect", tool.effect, DEFAULT_POLICY)
     require_one_of(f"tool {name}: on_unknown", tool.on_unknown, get_args(OnUnknown))
-    if not callable(tool.dedupe):
+    require_function(f"tool {name}", tool.function)
+    if callable(tool.dedupe):
+        require_function(f"tool {name}: dedupe", tool.dedupe)
+    else:
         require_one_of(
             f"tool {name}: dedupe, unless it is a function,", tool.dedupe, DEDUPE_POLICIES
         )
     if tool.max_attempts is not None:
         require_whole(f"tool {name}: max_attempts", tool.max_attempts, 1)
     for label, hook in (("verify", tool.verify), ("undo", tool.undo)):
-        if hook is not None and not callable(hook):
-            raise InvalidArgument(f"tool {name}: {label} must be a function, not {shown(hook)}")
+        if hook is not None:
+            require_function(f"tool {name}: {label}", hook)
     if tool.lease_seconds is not None:
         lease_milliseconds(tool.lease_seconds)
     require_duration("timeout_seconds", tool.timeout_seconds, may_be_zero=False)

@@ -31,6 +31,7 @@ from typing import (
     overload,
 )
 
+from ..arguments import shown
 from ..dataclass import dataclass
 from ..errors import InvalidArgument
 from .driver import AsyncDriver, SyncDriver
@@ -532,6 +533,18 @@ def is_async(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
         getattr(function, "__call__", None)  # noqa: B004
     )
+
+
+def require_function(label: str, function: object) -> None:
+    """Refuse what cannot be called, and generator functions: a call does not run their body."""
+    if not callable(function):
+        raise InvalidArgument(f"{label} must be a function, not {shown(function)}")
+    for called in (function, getattr(function, "__call__", None)):  # noqa: B004
+        if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
+            raise InvalidArgument(
+                f"{label} must return its result: {_name(function)} is a generator function "
+                "(it has a yield), so a call of it would run nothing"
+            )
 
 
 def needs_async_store(function: Callable[..., Any]) -> InvalidArgument:

@@ -8,9 +8,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from ..arguments import require_text, shown
+from ..arguments import require_text
 from ..errors import InvalidArgument, SessionEnded, WorkFailed
-from ..kernel.flow import Flow, drive, drive_async, flow, is_async
+from ..kernel.flow import Flow, drive, drive_async, flow, is_async, require_function
 from ..kernel.operation import C
 from ..peers import Answered, Ask, Parked, PeerRequest, Resumption
 from ..peers.asks import REQUEST, RESUME, queue_of
@@ -47,9 +47,8 @@ class Service:
     ) -> None:
         self.name = require_text("name", name)
         for label, function in (("on_request", on_request), ("on_resume", on_resume)):
-            is_missing = function is None and label == "on_resume"
-            if not is_missing and not callable(function):
-                raise InvalidArgument(f"{label} must be a function, not {shown(function)}")
+            if function is not None or label == "on_request":
+                require_function(label, function)
         self._on_request = on_request
         self._on_resume = on_resume or self._cannot_resume
         self._is_stateless = stateless

@@ -16,7 +16,17 @@ from ..arguments import (
 )
 from ..errors import InvalidArgument, LimitExceeded, VersionConflict
 from ..feed.follow import EVENTS_PER_READ, POLL_SECONDS, POLL_SECONDS_MAX, Page, follow, page_of
-from ..kernel.flow import Flow, Stream, Wait, flow, invoke, perform, served, stream
+from ..kernel.flow import (
+    Flow,
+    Stream,
+    Wait,
+    flow,
+    invoke,
+    perform,
+    require_function,
+    served,
+    stream,
+)
 from ..kernel.operation import C, Op, large_query, operation, query, rows
 from ..kernel.signals import TREE_TOPIC
 from ..records import SessionRef
@@ -417,8 +427,7 @@ class State(SessionPart[C]):
         from 100 ms and jitter. Raises VersionConflict when no retries are left.
         """
         require_key(key)
-        if not callable(function):
-            raise InvalidArgument(f"update takes a function, not {type(function).__name__}")
+        require_function("what update calls", function)
         require_whole("retries", retries, 0, UPDATE_RETRIES_MAX)
         for attempt in range(1, retries + 2):
             entry = yield from perform(State.entry, self, key)

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar, overload
 from ..arguments import require_seconds, require_text, require_text_or_none, require_whole, shown
 from ..effects.tools import by_name
 from ..errors import InvalidArgument
-from ..kernel.flow import in_thread
+from ..kernel.flow import in_thread, require_function
 from ..leases import default_holder, lease_milliseconds
 from ..maintenance.retention import require_days
 from ..sessions.rows import BOOT_MARK
@@ -206,8 +206,5 @@ def _require_handlers(handlers: Mapping[str, Handler]) -> Mapping[str, Handler]:
     if not isinstance(handlers, Mapping) or not handlers:
         raise InvalidArgument("handlers must be a non-empty dict such as {'mail': send_mail}")
     for type_, handler in handlers.items():
-        if not callable(handler):
-            raise InvalidArgument(
-                f"the handler of {shown(type_)} must be a function, not {type(handler).__name__}"
-            )
+        require_function(f"the handler of {shown(type_)}", handler)
     return dict(handlers)
