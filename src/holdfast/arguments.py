@@ -11,10 +11,11 @@ import re
 import reprlib
 import sys
 from collections.abc import Collection, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar, cast
 
+from .clock import EPOCH, TIME_MS_MAX
 from .errors import InvalidArgument, InvalidValue, LimitExceeded, TooDeep, escaped
 
 NAME_CHARACTERS_MAX = 256
@@ -22,10 +23,8 @@ SHOWN_CHARACTERS_MAX = 200
 PATH_CHARACTERS_MAX = 4_096
 # The largest that both databases hold.
 WHOLE_MAX = 2**63 - 1
-TIME_MAX = 2**53
 DIGITS_SHOWN_MAX = 40
 FLOAT_MAX: Final = sys.float_info.max
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 T = TypeVar("T")
@@ -146,10 +145,11 @@ def milliseconds_of(label: str, moment: object) -> int:
             raise InvalidArgument(
                 f"{label} needs a time zone, like datetime.now(UTC): {shown(moment)}"
             )
-        milliseconds = (moment - _EPOCH) // timedelta(milliseconds=1)
-    if type(milliseconds) is not int or not 0 <= milliseconds <= TIME_MAX:
+        milliseconds = (moment - EPOCH) // timedelta(milliseconds=1)
+    if type(milliseconds) is not int or not 0 <= milliseconds <= TIME_MS_MAX:
         raise InvalidArgument(
-            f"{label} must be a datetime, or a time in milliseconds UTC, not {shown(moment)}"
+            f"{label} must be a datetime, or a time in milliseconds UTC, of the years 1970 to "
+            f"9999, not {shown(moment)}"
         )
     return milliseconds
 

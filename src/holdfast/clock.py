@@ -6,12 +6,16 @@ import functools
 import os
 import threading
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Protocol
 
 _UPTIME: int | None = getattr(time, "CLOCK_BOOTTIME", None)
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+# The last moment that ISO-8601 has a text for.
+TIME_MS_MAX = 253_402_300_799_999
 
 
 def wall_ms() -> int:
@@ -75,8 +79,12 @@ class VirtualClock:
 
 
 def iso(milliseconds: int) -> str:
-    """Return a moment as ISO-8601 with a trailing Z."""
-    moment = datetime.fromtimestamp(milliseconds / 1000, UTC)
+    """Return a moment as ISO-8601 with a trailing Z.
+
+    One before 1970 or after the year 9999, which only a clock or a database that is wrong can have
+    given, becomes the nearest.
+    """
+    moment = EPOCH + timedelta(milliseconds=min(max(0, milliseconds), TIME_MS_MAX))
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 

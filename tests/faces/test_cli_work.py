@@ -145,6 +145,26 @@ def test_a_damaged_item_does_not_hide_the_others(store: holdfast.Store, quick: R
     assert found[1]["input"] == "good"
 
 
+def test_a_stored_time_out_of_range_does_not_hide_anything(
+    store: holdfast.Store, quick: Run
+) -> None:
+    from tests.checkpoints.colours import sql
+
+    item = store.work.submit("t", delay_seconds=1)
+    store.session("s", agent="a").sleep(1)
+    sql(
+        store,
+        f"UPDATE hf_work SET available_at = {2**53}",
+        f"UPDATE hf_pauses SET wakes_at = {2**53}",
+    )
+    last = "9999-12-31T23:59:59.999Z"
+    assert data(quick("work", "list", "--json"))["items"][-1]["available_at"] == last
+    assert last in text(quick("work", "show", item.id))
+    assert last in text(quick("peers", "pauses", "--json"))
+    for command in (("work", "list"), ("work", "top", "--once"), ("doctor",)):
+        assert "bug" not in quick(*command).stderr
+
+
 def test_items_are_cancelled_retried_and_redriven(store: holdfast.Store, quick: Run) -> None:
     ids = [store.work.submit("t", n, delay_seconds=3600).id for n in range(3)]
     assert data(quick("work", "retry", ids[0], "--json"))["waits_for"] is None

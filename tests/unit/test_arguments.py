@@ -12,6 +12,7 @@ import pytest
 import holdfast
 from holdfast import InvalidArgument, arguments
 from holdfast.arguments import shown
+from holdfast.clock import TIME_MS_MAX, iso
 
 ROOT = Path(holdfast.__file__).parent
 
@@ -90,7 +91,8 @@ def test_errors_show_control_characters_escaped() -> None:
         (arguments.require_path, ("a\0b", "an archive"), "path must name an archive, not 'a"),
         (arguments.require_path, ("x" * 5_000,), "path must name a file, not 'xxx"),
         (arguments.require_path, (b"x",), "path must name a file, not b'x'"),
-        (arguments.milliseconds_of, ("at", 2**54), "at must be a datetime, or a time in"),
+        (arguments.milliseconds_of, ("at", TIME_MS_MAX + 1), "at must be a datetime, or a time in"),
+        (arguments.milliseconds_of, ("at", -1), "at must be a datetime, or a time in"),
     ],
 )  # fmt: skip
 def test_a_rule_names_what_it_takes(rule: Any, given: tuple[Any, ...], message: str) -> None:
@@ -109,6 +111,7 @@ def test_what_the_rules_take_they_return() -> None:
     # A name with bytes that are no text is a name all the same.
     assert arguments.require_path("/b\udcff") == Path("/b\udcff")
     assert arguments.milliseconds_of("at", datetime(1970, 1, 2, tzinfo=UTC)) == 86_400_000
+    assert arguments.milliseconds_of("at", datetime.max.replace(tzinfo=UTC)) == TIME_MS_MAX
 
 
 def test_a_refused_argument_is_shown_by_one_rule() -> None:
@@ -121,3 +124,12 @@ def test_a_refused_argument_is_shown_by_one_rule() -> None:
                     if isinstance(part, ast.FormattedValue) and part.conversion == ord("r"):
                         found.append(f"{path.relative_to(ROOT)}:{part.lineno}")
     assert found == []
+
+
+def test_every_number_has_a_text_as_a_time() -> None:
+    last = "9999-12-31T23:59:59.999Z"
+    assert iso(0) == "1970-01-01T00:00:00.000Z"
+    assert iso(1_800_000_000_001) == "2027-01-15T08:00:00.001Z"
+    assert [iso(each) for each in (TIME_MS_MAX - 1, TIME_MS_MAX)] == [f"{last[:-2]}8Z", last]
+    assert [iso(each) for each in (TIME_MS_MAX + 1, 2**53, 2**63 - 1)] == [last] * 3
+    assert iso(-1) == iso(-(2**63)) == iso(0)

@@ -9,6 +9,7 @@ import pytest
 
 import holdfast
 from holdfast import InvalidArgument, LeaseLost, LimitExceeded, NotFound, Submission, VirtualClock
+from holdfast.clock import TIME_MS_MAX
 from holdfast.testing.subject import Subject, done, raises
 from tests.checkpoints.colours import both_colours, sql
 
@@ -22,7 +23,7 @@ SUBMITTED: dict[str, list[Any]] = {
     "key": NAMES,
     "priority": [None, 2**31, -(2**31), *WHOLE],
     "max_retries": [None, -1, 1001, *WHOLE],
-    "available_at": [-1, 2**60, *WHOLE],
+    "available_at": [-1, TIME_MS_MAX + 1, 2**53, 2**60, *WHOLE],
     "delay_seconds": SECONDS,
     "on_crash": [None, "", "RETRY", 7, True],
     "session": [7, True, b"s", [], object(), ""],
@@ -188,3 +189,16 @@ def test_a_clock_that_jumps_an_hour_loses_nothing(
         assert [item.status for item in found] == ["completed"] * 20
         assert sorted(item.input for item in found) == list(range(20))
         assert all(item.attempts <= 2 for item in found)
+
+
+@both_colours
+async def test_every_time_ends_with_the_year_9999(subject: Subject) -> None:
+    store = await subject.open(durability="normal")
+    session = await done(store.session("s", agent="a"))
+    for beyond in (TIME_MS_MAX + 1, 2**53):
+        await raises(InvalidArgument, partial(session.sleep, beyond))
+        await raises(InvalidArgument, partial(store.checkpoints, since=beyond))
+    assert await done(session.pauses()) == []
+    await done(session.sleep(TIME_MS_MAX))
+    item = await done(store.work.submit("t", available_at=TIME_MS_MAX))
+    assert item.available_at == TIME_MS_MAX

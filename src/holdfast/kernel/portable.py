@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, TypeAlia
 import msgspec
 from msgspec import Meta
 
+from ..clock import TIME_MS_MAX
 from ..dataclass import dataclass
 from ..errors import InvalidArgument
 from .inserts import Insert
@@ -364,9 +365,6 @@ class Portable:
         """Write what depends on all added records of a group."""
         yield from ()
 
-
-# The end of the year 9999, the last that ISO-8601 can name.
-TIME_MS_MAX = 253_402_300_799_999
 
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Fence = Annotated[int, Meta(ge=0, le=2**62)]

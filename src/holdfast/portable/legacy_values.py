@@ -6,10 +6,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ..arguments import require_whole, shown
+from ..clock import TIME_MS_MAX
 from ..codec import Limits, from_json
 from ..errors import InvalidArgument, InvalidValue
 from ..kernel.operation import Row
-from ..kernel.portable import TIME_MS_MAX
 
 # A whole transcript may be larger than a value; its items are measured when they are stored.
 WIDE = Limits(value_bytes=2**31 - 1, record_bytes=2**31 - 1, depth=256)
