@@ -17,10 +17,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import apsw
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
 import holdfast
 from holdfast import (
@@ -36,6 +38,7 @@ from holdfast import (
     StoreUnavailable,
 )
 from holdfast.kernel.schema import newest
+from holdfast.kernel.url import parse
 from holdfast.testing.nouns import Counter, Setup
 from tests.schemas import next_format
 
@@ -288,6 +291,40 @@ def test_the_url_of_a_store_opens_it_again(place: dict[str, Any]) -> None:
         )
         with pytest.raises(InvalidArgument, match=re.escape(message)):
             holdfast.open(found, namespace="other")
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "postgres"])
+def test_a_url_may_name_no_host(scheme: str, postgres_dsn: str, namespace: str) -> None:
+    """As in postgresql:///database, which is the local socket."""
+    given = conninfo_to_dict(postgres_dsn)
+    assert str(given["host"]).startswith("/"), "the server of the tests has a socket"
+    options = f"host={given['host']}&user={given['user']}"
+    for url in (
+        f"{scheme}:///{given['dbname']}?{options}",
+        f"{scheme}:///?{options}&dbname={given['dbname']}",
+        f"{scheme}:///{given['dbname']}?{options}&listen={scheme}%3A%2F%2F%2Fpostgres%3F"
+        f"{quote(options, safe='')}",
+    ):
+        with holdfast.open(url, namespace=namespace) as store:
+            id, found = store.store_id(), store.url
+            assert store.session("s").environment()["HOLDFAST_URL"] == found
+            assert found.startswith(f"{scheme}:///")
+        with holdfast.open(found) as again:
+            assert (again.store_id(), again.url) == (id, found)
+        with holdfast.open(f"{url}&password=s3cret", namespace=namespace) as store:
+            assert repr(store).startswith(f"<Store {scheme}:///")
+            assert "s3cret" not in repr(store)
+    assert asyncio.run(_id_of(found)) == id
+
+
+async def _id_of(url: str) -> str:
+    async with holdfast.aopen(url) as store:
+        return await store.store_id()
+
+
+def test_a_database_may_be_named_alone() -> None:
+    target: Any = parse("postgresql:///holdfast", None)
+    assert (target.dsn, target.url, target.shown) == ("postgresql:///holdfast",) * 3
 
 
 def test_a_url_may_name_the_namespace_of_a_file(here: Path, opener: Opener) -> None:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import field
 from pathlib import Path
-from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit
 
 from ..arguments import shown
 from ..dataclass import dataclass
@@ -248,7 +248,9 @@ def _postgres(url: str, namespace: str | None) -> PostgresTarget:
         if not listen.startswith(_SERVERS):
             raise InvalidArgument("listen must be on, off or the URL of a direct connection")
         _server_parts(listen)
-    dsn = urlunsplit(parts._replace(query=_encode(options)))
+    # `urlunsplit` would drop the // before an empty host, which is the local socket.
+    query = f"?{_encode(options)}" if options else ""
+    dsn = f"{parts.scheme}://{parts.netloc}{parts.path}{query}"
     listen_dsn = {"on": dsn, "off": None}.get(listen, listen)
     return PostgresTarget(dsn, namespace or DEFAULT_SCHEMA, prepare == "on", listen_dsn)
 
