@@ -105,13 +105,21 @@ class _Turn:
         self._issue = None
 
     def _acting(self) -> list[int]:
-        """Return the calls with an intent, up to a read that counts what was changed before it."""
-        acting = []
+        """Return the calls with an intent, up to one that an earlier call of the turn decides.
+
+        That is a read that counts what was changed before it, or the second use of a call id.
+        """
+        acting: list[int] = []
+        used: set[str] = set()
         for number, call in enumerate(self._calls):
-            if call.request.tool.effect != "read":
-                acting.append(number)
-            elif call.request.policy == "latest":
+            request, call_id = call.request, call.request.call_id
+            is_read = request.tool.effect == "read"
+            if call_id in used or (is_read and request.policy == "latest"):
                 break
+            if call_id is not None:
+                used.add(call_id)
+            if not is_read:
+                acting.append(number)
         return acting
 
     def run(self, index: int) -> Flow[Result[Any]]:
