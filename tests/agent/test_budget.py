@@ -29,7 +29,14 @@ from holdfast.agent import (
     Usage,
     call,
 )
-from holdfast.errors import BudgetExceeded, InvalidArgument, InvalidValue, LeaseLost, ModelFailed
+from holdfast.errors import (
+    BudgetExceeded,
+    InvalidArgument,
+    InvalidValue,
+    LeaseLost,
+    LimitExceeded,
+    ModelFailed,
+)
 from holdfast.testing.subject import Subject, done, raises
 from tests.agent.helpers import PRICE, World, run, usage
 from tests.checkpoints.colours import both_colours
@@ -478,3 +485,58 @@ def test_a_scripted_model_counts_the_same_tokens_in_every_process(tmp_path: Path
             return session.spent()
 
     assert spent("one") == spent("two")
+
+
+@both_colours
+async def test_an_answer_beyond_a_limit_is_paid_for_once(subject: Subject) -> None:
+    """Whoever runs the same turn again, a worker's retry for example, does not pay again."""
+    small, large = (holdfast.Limits(value_bytes=size) for size in (2_000, 20_000))
+    store = await subject.open(limits=small)
+    session = await done(store.session("s"))
+    asked: list[int] = []
+
+    def model(request: Request) -> Response:
+        asked.append(len(request.messages))
+        text = "x" * 10_000 if len(asked) < 3 else "brief"
+        return Response(blocks=(TextBlock(text=text),), usage=usage(1, len(text), Decimal(1)))
+
+    def agent(session: Any, **options: Any) -> Agent:
+        return Agent(session, model, tools=[], **options)
+
+    error = await raises(LimitExceeded, lambda: run(agent(session), "go", message_id="m"))
+    assert "(Limits.value_bytes)" in str(error)
+    assert "limit the model's output" in str(error)
+    paid = (await done(session.spent())).usd
+    assert paid > 0
+    for _ in range(2):
+        error = await raises(LimitExceeded, lambda: run(agent(session), "go", message_id="m"))
+        assert "was not asked again" in str(error)
+    assert len(asked) == 1
+    spent = await done(session.spent())
+    assert (spent.usd, spent.attempts, spent.uncertain_attempts) == (paid, 1, 0)
+    # What may help is tried: other instructions, then a store that takes more.
+    briefly = partial(run, agent(session, system="Be brief."), "go", message_id="m")
+    await raises(LimitExceeded, briefly)
+    assert len(asked) == 2
+    again = await done((await subject.open(limits=large)).session("s"))
+    outcome = await run(agent(again, system="Be brief."), "go", message_id="m")
+    assert (outcome.text, len(asked)) == ("brief", 3)
+    assert [each.state for each in await done(again.spends())] == ["settled"] * 3
+
+
+@both_colours
+async def test_after_an_answer_beyond_a_limit_a_new_message_is_asked(subject: Subject) -> None:
+    store = await subject.open(limits=holdfast.Limits(value_bytes=2_000))
+    session = await done(store.session("s"))
+    texts = ["x" * 10_000, "brief"]
+
+    def model(request: Request) -> Response:
+        if not any(message.results for message in request.messages):
+            return Response(blocks=(call("look", city="Rome"),))
+        return Response(blocks=(TextBlock(text=texts.pop(0)),))
+
+    agent = Agent(session, model, tools=World(subject.directory).tools())
+    await raises(LimitExceeded, lambda: run(agent, "go"))
+    error = await raises(LimitExceeded, lambda: run(agent, None))
+    assert "was not asked again" in str(error)
+    assert (await run(agent, "briefly, please")).text == "brief"

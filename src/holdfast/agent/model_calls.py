@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import HoldfastError, ModelFailed, RequestMismatch, described
+from ..errors import HoldfastError, LimitExceeded, ModelFailed, RequestMismatch, described
 from ..formatting import plural
 from ..kernel.flow import CancelledAfterwards, Flow, invoke, perform, wait
 from ..spend import Spend, SpendState
@@ -23,6 +23,10 @@ from .transcript import Message, with_unique_calls
 Begin = Callable[[ModelAttempt], Flow[Spend]]
 Report = Callable[[Any], Flow[None]]
 ERROR_CHARACTERS_MAX = 2_000
+WHAT_HELPS = (
+    "open the store with a higher limit, or limit the model's output (its settings or system "
+    "message). Unless that or the model is changed, or a message is added, it is not asked again"
+)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,6 +42,8 @@ class ModelCall:
     taken: set[str]
     """The call ids that are in use."""
     report: Report
+    is_unstorable: bool = field(default=False, init=False)
+    """Whether the model's answer exceeded a limit of the store."""
     _number: int = field(default=0, init=False)
     _estimate: Usage = field(default_factory=Usage, init=False)
     _spend: Spend | None = field(default=None, init=False)
@@ -103,11 +109,17 @@ class ModelCall:
         unique = with_unique_calls(message, self.taken)
         try:
             stored = yield from perform(CommitOps.answered, self.commits, unique, data, settled)
-        except HoldfastError:
+        except HoldfastError as error:
             # The answer could not be stored, but it was paid for. A correction that a person has
             # made in the meantime is kept.
             with contextlib.suppress(RequestMismatch):
                 yield from perform(CommitOps.spend, self.commits, settled)
+            self.is_unstorable = isinstance(error, LimitExceeded)
+            if self.is_unstorable:
+                problem = f"{name_of(self.rules.model)} was paid for an answer that is not stored"
+                raise LimitExceeded(
+                    f"{problem}: {error} To go on, {WHAT_HELPS}", **error.fields
+                ) from error
             raise
         return stored, response.usage
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,8 +31,8 @@ from ..session import Session
 from ..spend import Spend, Spent
 from ..store_sessions import StoreSessions
 from .commits import CommitOps, Executed, ModelAttempt
-from .model_calls import ModelCall
-from .models import Request
+from .model_calls import WHAT_HELPS, ModelCall
+from .models import Request, name_of
 from .peers import Peer, ask_id
 from .plan import PLAN_CHANNEL, Plan, read_plan, write_plan
 from .progress import Answered, Called, Calling, Resumed, Saved, Stopped
@@ -49,6 +50,8 @@ from .transcript import (
 
 log = logging.getLogger("holdfast.agent")
 SCRATCHPAD = "scratchpad"
+# In the data of an error boundary: under which conditions an answer could not be stored.
+UNSTORABLE = "answer_not_stored"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +94,8 @@ class AgentRun:
         self._given_plan = plan
         self._ends = ends
         self._stored_plan: Any = msgspec.UNSET
+        self._unstorable: Any = None
+        """Under which conditions the last answer of the model could not be stored."""
         self.plan: Plan | None = None
         self.scratchpad: Path | None = None
 
@@ -154,6 +159,8 @@ class AgentRun:
         point = yield from perform(Session.resume_point, session)
         channels = {} if latest is None else latest.channels
         self._stored_plan = channels.get(PLAN_CHANNEL, msgspec.UNSET)
+        data = latest.data if latest is not None and latest.kind == "error_boundary" else None
+        self._unstorable = data.get(UNSTORABLE) if isinstance(data, dict) else None
         try:
             self._messages = read_transcript(channels.get(TRANSCRIPT_CHANNEL))
             self.plan = None if self._stored_plan is msgspec.UNSET else read_plan(self._stored_plan)
@@ -233,6 +240,13 @@ class AgentRun:
                     limit=self._rules.turns_max,
                     actual=self._turns + 1,
                 )
+            if self._unstorable == self._conditions() and not self._unstored:
+                raise LimitExceeded(
+                    "the model was not asked again, because its last answer exceeded a limit of "
+                    f"the store and nothing has changed since. To go on, {WHAT_HELPS}",
+                    limit=self._session.runtime.codec.limits.value_bytes,
+                )
+            self._unstorable = None
             self._iteration += 1
             self._turns += 1
             message = yield from self._ask()
@@ -250,10 +264,19 @@ class AgentRun:
             taken={call.call_id for message in self._messages for call in message.calls},
             report=self._report,
         )
-        message, usage = yield from call.ask(self._request, self._begin)
+        try:
+            message, usage = yield from call.ask(self._request, self._begin)
+        finally:
+            self._unstorable = self._conditions() if call.is_unstorable else None
         self._messages.append(message)
         yield from self._report(Answered(iteration=self._iteration, message=message, usage=usage))
         return message
+
+    def _conditions(self) -> str:
+        """Return a digest of what decides how large an answer is, and may be."""
+        rules, limits = self._rules, self._session.runtime.codec.limits
+        decisive = repr((limits, name_of(rules.model), rules.system, rules.settings))
+        return hashlib.sha256(decisive.encode("utf-8", "replace")).hexdigest()[:32]
 
     def _request(self) -> Request:
         unsaved = [each.message for each in self._executed]
@@ -436,6 +459,7 @@ class AgentRun:
         """Store the results so far and why the run stops; not possible if the session is lost."""
         text = self._session.runtime.redactor.redact(str(error))
         data = {"iteration": self._iteration, "error": type(error).__name__, "message": text}
+        data |= {} if self._unstorable is None else {UNSTORABLE: self._unstorable}
         if not isinstance(error, FATAL_ERRORS):
             try:
                 yield from self._flush(messages=self._unstored, error=data)
