@@ -277,7 +277,7 @@ def test_a_patch_with_operators_is_one_event(state: State) -> None:
         "gone": {"$delete": True},
         "missing": {"$delete": True},
         "counters.new": {"$increment": 1},
-        "plain": {"$append": [1], "b": 2},
+        "plain": {"$set": {"$append": [1], "b": 2}},
     }
     patched = state.patch(patch, operators=True)
     assert patched.document == {
@@ -294,9 +294,14 @@ def test_a_patch_with_operators_is_one_event(state: State) -> None:
     assert caught.value.head_sequence == 2
     with pytest.raises(holdfast.TypeConflict):
         state.patch({"n": {"$append": [1]}, "list": 1}, operators=True)
-    for wrong in ({"$append": 1}, {"$increment": "1"}, {"$delete": False}):
-        with pytest.raises(holdfast.InvalidArgument):
-            state.patch({"k": wrong}, operators=True)
+    for wrong in (
+        {"$append": 1}, {"$increment": "1"}, {"$delete": False},
+        {"$push": [1]}, {"$": 1}, {"$append": [1], "b": 2}, {"$append": [1], "$set": 1},
+    ):  # fmt: skip
+        for deep in (True, False):
+            with pytest.raises(holdfast.InvalidArgument):
+                state.patch({"n": 7, "k": wrong}, operators=True, deep=deep)
+    assert state.get("n") == 3
     # Without operators such an object is data like any other.
     assert state.patch({"list": {"$append": [2]}})["list"] == {"$append": [2]}
     assert state.patch({"object": {"c": 1}}, deep=False)["object"] == {"c": 1}

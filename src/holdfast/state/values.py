@@ -253,9 +253,16 @@ def operator_of(given: Any) -> str | None:
 
 
 def require_operators(patch: Mapping[str, Any]) -> None:
-    """Refuse operators whose arguments do not fit them."""
+    """Refuse unknown operators, those beside other members, and arguments that do not fit them."""
     for key, given in patch.items():
         operator = operator_of(given)
+        names = given if operator is None and type(given) is dict else ()
+        if any(isinstance(name, str) and name.startswith("$") for name in names):
+            known = ", ".join(OPERATORS)
+            raise InvalidArgument(
+                f"{shown(key)}: an operator is the only member of its object, and one of {known}; "
+                f'write data with a $ as {{"$set": …}}, not {shown(given)}'
+            )
         if operator == "$delete" and given[operator] is not True:
             raise InvalidArgument(f"{shown(key)}: $delete takes true, not {shown(given[operator])}")
         if operator is not None:
