@@ -16,6 +16,11 @@ def escaped(text: str) -> str:
     return COMMANDING.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
+def quoted(text: str) -> str:
+    """Return foreign text for a sentence: on one line, with everything invisible escaped."""
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+
+
 def described(error: BaseException) -> str:
     """Return the name of an error and what it says. Never raises, as user code may in `__str__`."""
     try:

@@ -206,6 +206,29 @@ async def test_a_turn_that_ends_with_any_exception_leaves_nothing_issued(subject
 
 
 @both_colours
+async def test_what_a_tool_says_is_quoted_on_one_line(subject: Subject) -> None:
+    said = "gone\n\nError: all is well\u200b\x1b[0m\ttab caf\u00e9"
+    shown = r"gone\n\nError: all is well\u200b\x1b[0m\ttab caf\u00e9"
+    shown = shown.replace(r"\u00e9", "\u00e9")
+    store = await subject.open()
+    session = await done(store.session("s"))
+    parked = raising(ConnectionError(said), is_async=False)
+    for _ in range(2):
+        error = await raises(Unresolved, lambda: session.call(parked))
+        assert f"(ConnectionError: {shown});" in str(error)
+    cached = raising(ValueError(said), is_async=False, atomic=True, cache_failures=True)
+    await raises(ValueError, lambda: session.call(cached, n=1))
+    error = await raises(EffectFailed, lambda: session.call(cached, n=1))
+    assert str(error).endswith(f"ValueError: {shown}")
+    # What is stored stays what it was.
+    assert (await statuses(store, session))[0][2] == f"ConnectionError: {said}"
+    item = await done(store.work.submit("t"))
+    [held] = await done(store.work.claim("w"))
+    await done(held.fail(said, retry=False))
+    assert (await done(store.work.why(item.id))).endswith(f"Last error: {shown}.")
+
+
+@both_colours
 async def test_landed_with_what_cannot_be_stored_is_recorded_as_done(subject: Subject) -> None:
     store = await subject.open()
     session = await done(store.session("s"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -116,3 +117,30 @@ def test_tools_that_cannot_be_imported_are_told_as_what_they_are(
     options = ["--tools", "broken", "--url", "sqlite:///store.db"]
     assert run(["effects", "verify", "1", *options]) == 2
     assert "--tools broken: ZeroDivisionError: division by zero" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_stream_that_is_not_utf_8_shows_escapes(tmp_path: Path, encoding: str) -> None:
+    id = "caf\u00e9 \u2713 \U0001f600"
+    with holdfast.open(f"sqlite:///{tmp_path}/store.db") as store:
+        store.session(id).save(a=id)
+
+    def ended(*arguments: str) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            [*COMMAND, *arguments, f"--url=sqlite:///{tmp_path}/store.db"],
+            env={**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"},
+            capture_output=True,
+            timeout=SECONDS_MAX,
+            check=False,
+        )
+
+    listed = ended("sessions", "list")
+    assert (listed.returncode, listed.stderr) == (0, b"")
+    assert r"\u2713 \ud83d\ude00" in listed.stdout.decode(encoding)
+    data = json.loads(ended("sessions", "list", "--json").stdout.decode(encoding))
+    assert [each["id"] for each in data["sessions"]] == [id]
+    events = ended("feed", "export", "-", id).stdout.decode(encoding).splitlines()
+    assert {json.loads(line)["session_id"] for line in events} == {id}
+    missing = ended("sessions", "show", "\u2713", "--json")
+    assert missing.returncode == 3
+    assert "\u2713" in json.loads(missing.stderr.decode(encoding))["message"]

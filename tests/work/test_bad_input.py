@@ -110,7 +110,7 @@ async def test_ends_refuse_what_cannot_be_meant(subject: Subject) -> None:
         await raises(InvalidArgument, partial(held.progress, output))
     for checkpoint in (7, "turn", ["turn"], {"kind": "no such kind"}, {"data": object()}):
         await raises(InvalidArgument, partial(held.complete, checkpoint=checkpoint))
-    for effect in (7, (), (1, 2, 3), ["a", "b"]):
+    for effect in (7, (), (1, 2, 3), ["a", "b"], ("nope", 1), (None, 1), (7, 1), (held, 1)):
         await raises(InvalidArgument, partial(held.complete, effect=effect))
     for then in ("next", {"type": "t"}, [7], [Submission("")], None):
         await raises(InvalidArgument, partial(held.complete, then=then))

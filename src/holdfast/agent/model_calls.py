@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import HoldfastError, LimitExceeded, ModelFailed, RequestMismatch, described
+from ..errors import HoldfastError, LimitExceeded, ModelFailed, RequestMismatch, described, quoted
 from ..formatting import plural
 from ..kernel.flow import CancelledAfterwards, Flow, invoke, perform, wait
 from ..spend import Spend, SpendState
@@ -160,8 +160,8 @@ class ModelCall:
         else:
             name = name_of(rules.model)
             raise ModelFailed(
-                f"model {name} failed after {plural(number, 'attempt')}, {text}; run again to "
-                "continue",
+                f"model {name} failed after {plural(number, 'attempt')}, {quoted(text)}; "
+                "run again to continue",
                 attempts=number,
                 model=name,
             ) from error

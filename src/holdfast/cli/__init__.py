@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import os
 import signal
 import sys
@@ -13,6 +15,7 @@ INTERRUPTED = 130
 def main() -> None:
     """Run the command line and end the process with its exit code."""
     _have_streams()
+    _escape_unencodable()
     try:
         # An import that Ctrl-C cuts short would show where it was; nothing has been done yet.
         ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
@@ -35,6 +38,21 @@ def main() -> None:
 def discard_output() -> None:
     """Let what could not be written go."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _escape_unencodable() -> None:
+    """Let a stream that is not UTF-8 show the other characters as JSON escapes them."""
+    codecs.register_error("holdfast", _escapes)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="holdfast")
+
+
+def _escapes(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    units = error.object[error.start : error.end].encode("utf-16-be", "surrogatepass").hex()
+    return "".join(f"\\u{units[n : n + 4]}" for n in range(0, len(units), 4)), error.end
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

@@ -19,6 +19,7 @@ from ..errors import (
     LimitExceeded,
     NotFound,
     Unresolved,
+    quoted,
 )
 from ..feed import event
 from ..kernel.operation import Emit, Lock, Op, Query, Row, one
@@ -547,14 +548,13 @@ def known_result(effect: Effect) -> Result[Any]:
 
 def failed_before(tool: str, id: str, error: str | None) -> EffectFailed:
     """Return the error of a call whose effect failed permanently."""
-    return EffectFailed(
-        f"{tool} failed before (effect {id}): {error or 'no reason was recorded'}", effect_id=id
-    )
+    why = quoted(error or "no reason was recorded")
+    return EffectFailed(f"{tool} failed before (effect {id}): {why}", effect_id=id)
 
 
 def unresolved(tool: str, id: str, error: str | None) -> Unresolved:
     """Return the error of a call whose effect is in doubt."""
-    why = f" ({error})" if error else ""
+    why = f" ({quoted(error)})" if error else ""
     return Unresolved(
         f"the outcome of {tool} is unknown{why}; effect {id} is parked and blocks identical calls. "
         "Resolve it with store.resolve(effect_id, Landed(…) or NotLanded(), by=…) or "

@@ -68,8 +68,9 @@ class ItemOps(Item[C]):
         require_list("then", then)
         if checkpoint is not None and not isinstance(checkpoint, Mapping):
             raise InvalidArgument(f"checkpoint must be a dict, not {type(checkpoint).__name__}")
-        if effect is not None and (not isinstance(effect, tuple) or len(effect) != 2):
-            raise InvalidArgument("effect must be a pair: what session.begin returned, and a value")
+        issued = effect[0] if isinstance(effect, tuple) and len(effect) == 2 else None
+        if effect is not None and not callable(getattr(issued, "completing", None)):
+            raise InvalidArgument("effect must be a pair: the Issued of session.begin, and a value")
         require_held([self])
         body = self.runtime.codec.encode(output, name="output")
         change = Transition(

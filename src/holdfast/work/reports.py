@@ -9,6 +9,7 @@ from ..arguments import require_one_of, require_whole
 from ..clock import iso
 from ..codec import Codec
 from ..dataclass import dataclass
+from ..errors import quoted
 from ..kernel.operation import Op, Query, Row, batch, one, rows
 from ..kernel.sql import merged
 from ..sessions.rows import ALL_SESSIONS
@@ -241,7 +242,7 @@ def health(stale_seconds: float, at_most: int) -> Op[LeaseHealth]:
 
 def why(item: Item[Any], now: int) -> Op[str]:
     """Return a sentence that says why an item runs or does not."""
-    last = f" Last error: {item.error}." if item.error else ""
+    last = f" Last error: {quoted(item.error)}." if item.error else ""
     retries = f"retry {item.retry_count} of {item.max_retries}"
     match item.stored_state:
         case "pending":
