@@ -299,22 +299,23 @@ def test_a_url_may_name_no_host(scheme: str, postgres_dsn: str, namespace: str) 
     given = conninfo_to_dict(postgres_dsn)
     assert str(given["host"]).startswith("/"), "the server of the tests has a socket"
     options = f"host={given['host']}&user={given['user']}"
-    for url in (
+    urls = [
         f"{scheme}:///{given['dbname']}?{options}",
         f"{scheme}:///?{options}&dbname={given['dbname']}",
         f"{scheme}:///{given['dbname']}?{options}&listen={scheme}%3A%2F%2F%2Fpostgres%3F"
         f"{quote(options, safe='')}",
-    ):
+    ]
+    for url in urls:
         with holdfast.open(url, namespace=namespace) as store:
             id, found = store.store_id(), store.url
             assert store.session("s").environment()["HOLDFAST_URL"] == found
             assert found.startswith(f"{scheme}:///")
         with holdfast.open(found) as again:
             assert (again.store_id(), again.url) == (id, found)
+        assert asyncio.run(_id_of(found)) == id
         with holdfast.open(f"{url}&password=s3cret", namespace=namespace) as store:
             assert repr(store).startswith(f"<Store {scheme}:///")
             assert "s3cret" not in repr(store)
-    assert asyncio.run(_id_of(found)) == id
 
 
 async def _id_of(url: str) -> str:

@@ -743,7 +743,7 @@ def test_large_numbers_overflow_with_a_clear_error(state: State) -> None:
     for key, delta in (("whole", 0.5), ("half", 10**400)):
         with pytest.raises(holdfast.InvalidValue, match="is not finite"):
             state.increment(key, delta)
-    with pytest.raises(holdfast.InvalidArgument, match="takes a function"):
+    with pytest.raises(holdfast.InvalidArgument, match="must be a function"):
         state.update("half", 5)  # type: ignore[arg-type]
 
 
