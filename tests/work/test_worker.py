@@ -312,6 +312,29 @@ async def test_a_worker_verifies_what_a_dead_process_left(subject: Subject) -> N
     assert (effect.status, effect.reason, effect.result) == ("completed", "verified", "found")
 
 
+@both_colours
+async def test_a_worker_verifies_what_is_left_while_it_runs(subject: Subject) -> None:
+    """An owner whose lease ends after the worker has started is not left to the next start."""
+    store = await opened(subject)
+
+    @holdfast.tool(
+        effect="mutate", verify=lambda args, key: holdfast.Landed("found"), lease_seconds=0.1
+    )
+    def charge(cents: int) -> str:
+        raise AssertionError("it must not run")
+
+    given: dict[str, Any] = {"tools": [charge], "sweep_interval_seconds": 0.05}
+    async with running(store, {"t": lambda item: "served"}, **given):
+        await ended(store, (await done(store.work.submit("t"))).id)
+        dying = await opened(subject)
+        begun = await done((await done(dying.session("s"))).begin(charge, {"cents": 5}))
+        await done(dying.close())
+        effect = await until(
+            lambda: store.effect(begun.effect_id), lambda found: found.status != "issued"
+        )
+    assert (effect.status, effect.reason, effect.result) == ("completed", "verified", "found")
+
+
 def test_workers_remove_finished_items_that_are_old(
     place: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

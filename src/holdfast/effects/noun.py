@@ -56,7 +56,8 @@ RETURNING id
 COUNT_EFFECTS = f"""
 SELECT (SELECT count(*) FROM hf_effects WHERE status = 'unknown' AND undone_by IS NULL) AS unknown,
     (SELECT count(*) FROM hf_effects WHERE status = 'issued') AS issued,
-    (SELECT count(*) FROM hf_effects WHERE {IS_ABANDONED}) AS abandoned
+    (SELECT count(*) FROM hf_effects WHERE {IS_ABANDONED}) AS abandoned,
+    (SELECT min(number) FROM hf_effects WHERE {IS_ABANDONED}) AS first_abandoned
 """  # noqa: S608
 REMOVE_ORIGINS = f"DELETE FROM hf_effect_origins WHERE session_number IN {GIVEN_NUMBERS}"  # noqa: S608
 REMOVE_SESSION_SALTS = f"DELETE FROM hf_effect_sessions WHERE session_number IN {GIVEN_NUMBERS}"  # noqa: S608
@@ -140,8 +141,13 @@ def check() -> Op[list[Finding]]:
         advice = "`holdfast effects list` shows them; resolve or verify each."
         found.append(Finding("effects", "warning", message, advice))
     if row["abandoned"]:
-        message = f"{plural(row['abandoned'], 'effect')} left behind by a dead owner."
-        advice = "Start the process that has the tools; it verifies them. Or resolve each by hand."
+        left = plural(row["abandoned"], "effect")
+        message = f"{left} left by an owner whose lease ended before it reported an outcome."
+        command = f"holdfast effects verify {row['first_abandoned']} --tools MODULE:TOOL"
+        advice = (
+            "Workers and agents that were given the tools verify them; or verify one with "
+            f"`{command}`, or resolve it by hand."
+        )
         found.append(Finding("effects", "warning", message, advice))
     in_flight = plural(row["issued"], "effect")
     return found or [Finding("effects", "ok", f"None in doubt, {in_flight} in flight.")]

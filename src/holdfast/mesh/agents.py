@@ -14,12 +14,13 @@ from .services import Service
 MakeAgent: TypeAlias = Callable[[Any], Agent]
 
 
-def agent_service(name: str, make: MakeAgent) -> Service:
+def agent_service(name: str, make: MakeAgent, *, tools: Any = None) -> Service:
     """Return a service whose requests are messages to an agent, and whose answers are its texts.
 
     `make` takes the session and returns a new agent, for every request and every resumption. The
     message is the input, or its `message`; other inputs are passed as JSON. While the agent waits
-    for peers or for a person, nothing is held, and any instance resumes it.
+    for peers or for a person, nothing is held, and any instance resumes it. `tools` are those of
+    its agents, as in a `Service`.
     """
 
     def on_request(request: PeerRequest[Any]) -> str | None:
@@ -28,7 +29,7 @@ def agent_service(name: str, make: MakeAgent) -> Service:
     def on_resume(resumption: Resumption[Any]) -> str | None:
         return _answer(make(resumption.session))
 
-    return Service(name, on_request, on_resume)
+    return Service(name, on_request, on_resume, tools=tools)
 
 
 def _answer(agent: Agent, *message: str) -> str | None:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from ..arguments import require_text
+from ..effects.tools import by_name
 from ..errors import InvalidArgument, SessionEnded, WorkFailed
 from ..kernel.flow import Flow, drive, drive_async, flow, is_async, require_function
 from ..kernel.operation import C
@@ -34,7 +35,9 @@ class Service:
     both may be `async`. What they return is the answer. To wait, they `return session.pause(…)`: if
     the answers have already arrived, `on_resume` is called at once. An exception uses up a retry of
     their work item, and the last one becomes an `error` answer. With `stateless=False`, a pause
-    waits in memory for its answers, up to an hour, before it releases the session.
+    waits in memory for its answers, up to an hour, before it releases the session. `tools` are
+    those that its functions call: each of its processes verifies the effects that another one left
+    behind, when it starts and now and then.
     """
 
     def __init__(
@@ -44,8 +47,10 @@ class Service:
         on_resume: OnResume | None = None,
         *,
         stateless: bool = True,
+        tools: Any = None,
     ) -> None:
         self.name = require_text("name", name)
+        self._tools = by_name(tools)
         for label, function in (("on_request", on_request), ("on_resume", on_resume)):
             if function is not None or label == "on_request":
                 require_function(label, function)
@@ -84,6 +89,7 @@ class Service:
         handlers = {REQUEST: handler, RESUME: handler}
         queues = [queue_of(self.name)]
         options["turn"] = serve_turn
+        options["tools"] = [*self._tools.values(), *by_name(options.get("tools")).values()]
         return Worker(store, handlers, queues=queues, concurrency=instances, **options)
 
     def serve(

@@ -41,6 +41,7 @@ from .attempts import (
 from .inbox import Delivered, Inbox, Intake, ServiceTurn
 from .pools import GroupCommit, TaskPool, ThreadPool
 from .upkeep import Upkeep
+from .verification import Verification
 
 # How long to wait for the store to release items: normally, and after a second stop.
 RELEASE_SECONDS_MAX = 10.0
@@ -114,6 +115,9 @@ class WorkerLoop:
         self._rings_are_exact = store.runtime.driver.dialect == "postgres"
         self._ring: Callable[[], None] = partial(self._events.put, "rung")
         self._upkeep = Upkeep(store, options.sweep_interval_seconds, options.work_days, self._ring)
+        self._verification: Verification | None = None
+        if options.tools:
+            self._verification = Verification(options.sweep_interval_seconds, self._recover_once)
 
     def stop(self) -> None:
         """Claim nothing more and drain; a second time, stop at once. Safe in a signal handler."""
@@ -125,6 +129,8 @@ class WorkerLoop:
         self._until_empty = until_empty
         self._recover()
         self._upkeep.start()
+        if self._verification is not None:
+            self._verification.start()
         inbox = self._options.inbox
         if inbox is not None:
             inbox.start(Intake(self._store, self._claim(1), self._room, self._events.put))
@@ -145,27 +151,32 @@ class WorkerLoop:
             if self._tasks is not None:
                 self._tasks.close()
             within(STOP_SECONDS_MAX, self._upkeep.stop)
+            if self._verification is not None:
+                within(STOP_SECONDS_MAX, self._verification.stop)
             for kept in self._attempts:
                 self._keeper.drop(kept)
 
     def _recover(self) -> None:
         """Recover the effects and leases of dead owners; retry while the store is unavailable."""
-        options = self._options
-        given: dict[str, Any] = {"instance": options.instance, "tools": options.tools}
         while not self.stops:
             try:
-                if self._async_store is None:
-                    self._store.recover(options.boot, **given)
-                else:
-                    # In the loop, because the hooks of tools may be coroutines.
-                    steps = self._async_store.recover(options.boot, **given)
-                    asyncio.run_coroutine_threadsafe(steps, self._loop).result()
+                self._recover_once()
             except TRANSIENT as error:
                 self._back_off("recovery", error)
                 self._receive(self._pause_seconds)
             else:
                 self._pause_seconds = 0.0
                 return
+
+    def _recover_once(self) -> None:
+        options = self._options
+        given: dict[str, Any] = {"instance": options.instance, "tools": options.tools}
+        if self._async_store is None:
+            self._store.recover(options.boot, **given)
+        else:
+            # In the loop, because the hooks of tools may be coroutines.
+            steps = self._async_store.recover(options.boot, **given)
+            asyncio.run_coroutine_threadsafe(steps, self._loop).result()
 
     # Claiming
 

@@ -67,11 +67,11 @@ class Upkeep:
 
     def _run(self) -> None:
         while self._wait():
-            with _logged("the sweep failed and will be retried"):
+            with logged("the sweep failed and will be retried"):
                 self._sweep()
             if self._work_ms is not None and time.monotonic() >= self._retention_at:
                 self._retention_at = time.monotonic() + RETENTION_SECONDS * _chance.uniform(0.5, 1)
-                with _logged("pruning old items failed and will be retried"):
+                with logged("pruning old items failed and will be retried"):
                     self._prune(self._work_ms)
 
     def _wait(self) -> bool:
@@ -123,7 +123,8 @@ class Upkeep:
 
 
 @contextmanager
-def _logged(failure: str) -> Iterator[None]:
+def logged(failure: str) -> Iterator[None]:
+    """Log an error of a background thread instead of raising it."""
     try:
         yield
     except StoreClosed:
