@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
 import resource
 import signal
@@ -130,21 +131,34 @@ def test_what_people_are_told_can_be_pasted(file: dict[str, Any]) -> None:
     arguments = [sys.executable, "-m", "holdfast", "serve", "--port=0", f"--url={file['url']}"]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        lines = [process.stdout.readline() for _ in range(11)]
+        lines = [process.stdout.readline() for _ in range(10)]
         assert lines[0].startswith("Serving at http://127.0.0.1:")
-        assert lines[1].startswith("Dashboard: http://127.0.0.1:")
-        assert lines[2].startswith("Token: hf_")
-        assert lines[5] == "Try it:\n"
-        assert lines[6].startswith('  curl -H "Authorization: Bearer $(cat ')
-        [local, over_http] = (json.loads(each)["mcpServers"]["holdfast"] for each in lines[9:])
+        assert lines[1] == f"Dashboard: {lines[0].split()[-1]}/ui/\n"
+        path = token_file(file)
+        assert lines[2] == f"The token is in {path}, which only you can read.\n"
+        assert path.read_text().strip() not in "".join(lines), "a log keeps what is printed"
+        assert lines[4] == "Try it:\n"
+        assert lines[5].startswith('  curl -H "Authorization: Bearer $(cat ')
+        [local, over_http] = (json.loads(each)["mcpServers"]["holdfast"] for each in lines[8:])
         assert local["args"][-4:] == ["--url", file["url"], "--session", "my-agent"]
         assert over_http["url"] == f"{lines[0].split()[-1]}/mcp"
-        assert lines[2].split()[1] not in "".join(lines[9:])
-        shown = subprocess.run(["sh", "-c", lines[6]], capture_output=True, text=True, check=False)
+        shown = subprocess.run(["sh", "-c", lines[5]], capture_output=True, text=True, check=False)
         assert shown.returncode == 127 or '"sessions":[]' in shown.stdout
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=60)
         assert process.returncode in {0, 130}
+
+
+def test_a_terminal_is_shown_the_token_and_a_link_that_signs_in(file: dict[str, Any]) -> None:
+    arguments = [sys.executable, "-m", "holdfast", "serve", "--port=0", f"--url={file['url']}"]
+    controller, terminal = pty.openpty()
+    with subprocess.Popen(arguments, stdout=terminal) as process, os.fdopen(controller) as lines:
+        os.close(terminal)
+        told = [lines.readline() for _ in range(4)]
+        assert "/ui/login?code=" in told[1]
+        assert told[2] == f"Token: {token_file(file).read_text().strip()}\n"
+        process.send_signal(signal.SIGINT)
+        process.wait(60)
 
 
 def test_a_unix_socket_is_its_owners_alone(tmp_path: Path, file: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -46,7 +47,7 @@ def serve(
         list[str] | None, option("NAME=N", "A limit that `GET /limits` shows; repeatable.")
     ] = None,
     tools: Tools = None,
-    as_json: Annotated[bool, flag("--json", "Print the address as one line of JSON.")] = False,
+    as_json: Annotated[bool, flag("--json", "Print the address and a login link as JSON.")] = False,
 ) -> Answer:
     """Serve a store over HTTP until a signal arrives: REST, WebSockets and the dashboard.
 
@@ -58,7 +59,7 @@ def serve(
     from ..server.options import Options, limits_of
     from ..server.serve import Address, Serving
     from ..server.sign_in import SignIn
-    from ..server.start import start_token, told
+    from ..server.start import as_data, as_text, start_token
 
     address = Address(
         host=host, port=port, uds=uds, certfile=certfile, keyfile=keyfile, is_insecure=insecure
@@ -84,8 +85,9 @@ def serve(
     serving = Serving(place, address, options)
 
     def ready() -> None:
-        data, text = told(serving, token)
-        print(json_line(data) if as_json else text, flush=True)
+        text = json_line(as_data(serving, token)) if as_json else None
+        text = text or as_text(serving, token, is_terminal=sys.stdout.isatty())
+        print(text, flush=True)
 
     serving.run(ready)
     return Answer({"stopped": True}, "Stopped.")

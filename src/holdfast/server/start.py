@@ -110,23 +110,27 @@ def _write(path: Path, secret: str) -> None:
         file.write(f"{secret}\n")
 
 
-def told(serving: Serving, token: StartToken) -> tuple[dict[str, Any], str]:
-    """Return what is printed at the start: as data, and as text."""
-    is_kept = token.secret is not None
-    dashboard = _dashboard(serving, token)
-    data: dict[str, Any] = {
+def as_data(serving: Serving, token: StartToken) -> dict[str, Any]:
+    """Return what the start tells a script that asked for it."""
+    return {
         "url": serving.url,
-        "token_file": str(token.path) if is_kept else None,
-        "dashboard": dashboard,
+        "token_file": None if token.secret is None else str(token.path),
+        "dashboard": _dashboard(serving, token),
+        "mcp": mcp_configurations(serving),
     }
+
+
+def as_text(serving: Serving, token: StartToken, *, is_terminal: bool) -> str:
+    """Return what the start tells people; a log gets neither the token nor a code to sign in."""
+    is_kept = token.secret is not None
     lines = [f"Serving at {serving.url}"]
-    if dashboard is not None:
+    if (dashboard := _dashboard(serving, token if is_terminal else None)) is not None:
         lines.append(f"Dashboard: {dashboard}")
-    if token.is_new:
+    if token.is_new and is_terminal:
         lines.append(f"Token: {token.secret}")
         lines.append(f"It is stored in {token.path}, which only you can read.")
     elif is_kept:
-        lines.append(f"The token is in {token.path}.")
+        lines.append(f"The token is in {token.path}, which only you can read.")
     else:
         lines.append("Use an existing token, or create one: `holdfast tokens create NAME`.")
     bearer = f"$(cat {token.path})" if is_kept else "TOKEN"
@@ -134,10 +138,9 @@ def told(serving: Serving, token: StartToken) -> tuple[dict[str, Any], str]:
     where = where or serving.url
     base = serving.options.base_path if serving.address.uds else ""
     curl = f'  curl -H "Authorization: Bearer {bearer}" {where}{base}/sessions'
-    told = mcp_configurations(serving)
     lines += ["", "Try it:", curl, "", "For an MCP client, on this machine or over HTTP:"]
-    lines += [f"  {json.dumps(each)}" for each in told.values()]
-    return {**data, "mcp": told}, "\n".join(lines)
+    lines += [f"  {json.dumps(each)}" for each in mcp_configurations(serving).values()]
+    return "\n".join(lines)
 
 
 def mcp_configurations(serving: Serving) -> dict[str, Any]:
@@ -149,11 +152,11 @@ def mcp_configurations(serving: Serving) -> dict[str, Any]:
     return found
 
 
-def _dashboard(serving: Serving, token: StartToken) -> str | None:
-    """Return the URL of the dashboard; it signs in one browser, within a minute."""
+def _dashboard(serving: Serving, token: StartToken | None) -> str | None:
+    """Return the URL of the dashboard; with a token it signs in one browser, within a minute."""
     if serving.address.uds is not None:
         return None
     place = f"{serving.url}/ui/"
-    if token.id is None:
+    if token is None or token.id is None:
         return place
     return f"{place}login?code={serving.options.sign_in.new_code(token.id)}"
