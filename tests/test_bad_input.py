@@ -696,7 +696,7 @@ def test_the_server_does_not_know_the_name(
     said = said_by_psycopg(dsn)
     assert new.partition(":")[0].strip("/") in said
     assert "s3cret" not in said
-    with refused(StoreUnavailable, f"PostgreSQL cannot be reached: {said}", here):
+    with refused(StoreUnavailable, f"PostgreSQL refused the connection: {said}", here):
         opener(dsn)
 
 
@@ -715,7 +715,7 @@ def test_a_wrong_password(here: Path) -> None:
         said = said_when_refused(dsn)
         assert said.endswith('FATAL: password authentication failed for user "guest"')
         for opener in (open_sync, open_async):
-            with refused(StoreUnavailable, f"PostgreSQL cannot be reached: {said}", here):
+            with refused(StoreUnavailable, f"PostgreSQL refused the connection: {said}", here):
                 opener(dsn)
         assert "holdfast" not in schemas(admin)
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -14,6 +15,8 @@ from typing import Any
 import pytest
 
 import holdfast
+from holdfast.clock import VirtualClock
+from holdfast.mesh.nats import Nats
 from tests.faces.test_cli_work import Run, data, quick
 from tests.nats_server import NatsServer
 
@@ -45,7 +48,13 @@ async def fail(request):
     raise holdfast.WorkFailed("there is no such city")
 
 
+@holdfast.tool(effect="mutate", verify=lambda args, key: holdfast.Landed("seen at the bank"))
+def pay(cents: int):
+    raise AssertionError("it must not run")
+
+
 planner = Service("planner", ask, answered)
+payer = Service("payer", lambda request: "paid", tools=[pay])
 weather = Service("weather", lambda request: "sun")
 echo = Service("echo", ask_async)
 broken = Service("broken", fail)
@@ -94,6 +103,26 @@ def test_an_agent_is_served_and_asked_and_its_answer_come_back_for(
     assert quick("agent", "wait", "none").returncode == 3
 
 
+@pytest.mark.parametrize(
+    "command", [["agents_here:payer"], ["agents_here:weather", "--tools=agents_here:pay"]]
+)
+def test_what_another_process_left_is_verified_with_the_tools_of_an_agent(
+    place: dict[str, Any], quick: Run, command: list[str]
+) -> None:
+    from agents_here import pay  # type: ignore[import-not-found]
+
+    with holdfast.open(**place, clock=VirtualClock(1_700_000_000_000)) as store:
+        begun = store.session("s").begin(pay, {"cents": 5})
+    assert isinstance(begun, holdfast.Issued)
+    told = " ".join(quick("doctor").stdout.split())
+    assert "1 effect left by an owner whose lease ended" in told
+    assert "`holdfast effects verify 1 --tools MODULE:TOOL" in told
+    assert quick("agent", "run", *command, "--until-empty").returncode == 0
+    with holdfast.open(**place) as store:
+        assert store.effect(begun.effect_id).result == "seen at the bank"
+    assert "None in doubt" in quick("doctor").stdout
+
+
 def test_who_asks_an_agent_that_nobody_serves_is_told_what_to_do(
     place: dict[str, Any], quick: Run
 ) -> None:
@@ -110,6 +139,18 @@ def test_who_asks_an_agent_that_nobody_serves_is_told_what_to_do(
         store.work.claim("an instance", queues="agent:nobody")
     waited = quick("agent", "wait", "r1", "--timeout=0")
     assert waited.stdout.splitlines()[:2] == ["There is no answer yet.", again]
+
+
+def test_the_log_of_an_agent_does_not_tell_single_requests(
+    place: dict[str, Any], quick: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = logging.getLogger("httpx")
+    monkeypatch.setattr(client, "level", logging.NOTSET)
+    client.manager._clear_cache()  # type: ignore[attr-defined]
+    holdfast.open(**place).close()
+    serve(quick, "weather")
+    assert logging.getLogger("holdfast.worker").isEnabledFor(logging.WARNING)
+    assert not client.isEnabledFor(logging.INFO)
 
 
 def test_an_answer_that_is_an_error_is_told_with_the_exit_code(
@@ -131,20 +172,50 @@ def test_what_cannot_be_served_or_asked_is_told(place: dict[str, Any], quick: Ru
     for wrong in ("agents_here", "agents_here:none", "agents_here:not_an_agent", "no_such:x"):
         result = quick("agent", "run", wrong)
         assert (result.returncode, wrong in result.stderr) == (2, True)
+    function = quick("agent", "run", "agents_here:ask")
+    assert (function.returncode, "must be a Service" in function.stderr) == (2, True)
     assert quick("agent", "request", "planner", "{").returncode == 2
     assert quick("agent", "request", "planner", "--timeout=-1").returncode == 2
     for command in (("run", "agents_here:planner"), ("request", "planner"), ("wait", "r1")):
         result = quick("agent", *command, "--transport=pigeon://roof")
         assert (result.returncode, "pigeon" in result.stderr) == (2, True)
+    for address, wrong in (
+        (
+            "nats://127.0.0.1:1?prefx=foo",
+            "prefix, ack_seconds, credentials, each once",
+        ),
+        ("nats://127.0.0.1:1?prefix=a&prefix=b", "each once, not 'prefix'"),
+        ("nats://127.0.0.1:1?prefix=a.b", "prefix must be"),
+        ("nats://127.0.0.1:1?ack_seconds=soon", "ack_seconds must be a number, not 'soon'"),
+        ("nats://127.0.0.1:1?credentials=none.creds", "there is no file 'none.creds'"),
+        ("nats://me:s3cret@127.0.0.1:1/travel", "a host and a port alone, not '/travel'"),
+    ):
+        result = quick("agent", "request", "planner", f"--transport={address}")
+        assert (result.returncode, wrong in result.stderr) == (2, True), result.stderr
+        assert "s3cret" not in result.stderr
+    assert repr(Nats.at("nats://127.0.0.1:1?prefix=team&ack_seconds=5")) == "<Nats team>"
     with holdfast.open(**place) as store:
         assert store.asks() == []
+
+
+def test_a_request_has_a_deadline_only_if_it_is_given_one(
+    place: dict[str, Any], quick: Run
+) -> None:
+    holdfast.open(**place).close()
+    for id, options in (("r1", []), ("r2", ["--deadline=60"]), ("r3", ["--deadline=0"])):
+        quick("agent", "request", "planner", f"--id={id}", "--timeout=0", *options)
+    with holdfast.open(**place) as store:
+        assert store.peer_call("r1").deadline_at is None
+        assert store.peer_call("r2").timeout_seconds == 60
+        store.recover()
+        assert store.peer_call("r3").state == "timeout"
 
 
 def test_requests_are_carried_by_nats(tmp_path: Path, quick: Run, place: dict[str, Any]) -> None:
     holdfast.open(**place).close()
     (tmp_path / "nats").mkdir()
     with NatsServer(tmp_path / "nats") as server:
-        carried = f"--transport={server.url}"
+        carried = f"--transport={server.url}?prefix=travel-team"
         asked = quick("agent", "request", "echo", '"hello"', "--id=r1", "--timeout=0", carried)
         assert asked.returncode == 4
         command = [*COMMAND, "agent", "run", "agents_here:echo", carried]

@@ -63,6 +63,11 @@ def test_approvals_are_listed_shown_and_decided_with_who_and_why(
         assert text in shown
     assert "--by NAME" in quick("approvals", "approve", "1").stderr
     assert "approved" in quick("approvals", "approve", "1", "--by=ann", "--note=fine").stdout
+    again = quick("approvals", "approve", "1", "--by=bob")
+    assert (again.returncode, again.stdout) == (
+        0,
+        "It was already approved by ann; nothing was changed.\n",
+    )
     decision = data(quick("approvals", "reject", "2", "--by=ann", "--json"))["decision"]
     assert (decision["is_approved"], decision["by"]) == (False, "ann")
     assert quick("approvals", "approve", "2", "--by=bob").returncode == 4

@@ -149,6 +149,9 @@ def test_show_and_tree(filled: Any, quick: Run) -> None:
     assert shown["children"] == ["child-session"]
     text = lines(quick("sessions", "show", "root-session"))
     assert ["resume", "iteration", "3"] in [line.split() for line in text]
+    assert [line.split()[0] for line in text[:4]] == ["number", "id", "name", "activity"]
+    assert shown["parent_id"] is None
+    assert not any(line.startswith("parent") for line in text), "what is absent is left out"
     below = data(quick("sessions", "tree", "root-session", "--json"))
     assert [each["id"] for each in below] == ["root-session", "child-session", "grandchild"]
     assert lines(quick("sessions", "tree", "root-session")) == [
@@ -166,7 +169,8 @@ def test_the_beginning_of_an_id_is_enough_if_it_is_the_only_one(filled: Any, qui
     twice = quick("sessions", "show", "root-ses")
     assert (twice.returncode, twice.stderr) == (
         2,
-        "Error: more than one session's id begins with 'root-ses': root-sess%_x, root-session …\n",
+        "Error: more than one session's id begins with 'root-ses': root-sess%_x, root-session …; "
+        "give more of it, or the number\n",
     )
     assert data(quick("sessions", "show", "root-sess%", "--json"))["id"] == "root-sess%_x"
     for missing in ("root", "root-sess_", "nobody-at-all", "ROOT-SESSION-3"):

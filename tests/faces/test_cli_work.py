@@ -245,6 +245,10 @@ def test_show_tells_the_last_errors(store: holdfast.Store, quick: Run) -> None:
     table = text(quick("work", "show", item.id))
     assert "no 0" in table
     assert "worker-0" in table
+    names = [line.split()[0] for line in table.splitlines()[:5]]
+    assert names == ["number", "id", "type", "status", "error"], "what matters comes first"
+    assert "redriven" not in table, "what is absent is left out"
+    assert shown["redriven_from"] is None
 
 
 def test_several_statuses_are_listed_at_once(store: holdfast.Store, quick: Run) -> None:

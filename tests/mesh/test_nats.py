@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.mesh import Mesh, Service
+from holdfast.mesh import Mesh, Service, TransportError
 from holdfast.mesh.nats import Nats
 from tests.crash.children import Child
 from tests.mesh.faulty import FaultyNats
@@ -48,6 +49,24 @@ def test_a_server_that_is_stopped_and_started_again_delays_and_loses_nothing(
             assert [status for status, _ in call.answer.result] == ["ok", "ok"]
         until(lambda: is_idle(store) and is_idle(peers), "something is left")
         assert len(peers.sessions(agent="weather", limit=100)) == 2 * len(ids)
+    transport.close()
+
+
+def test_an_error_that_repeats_is_logged_once(
+    nats_server: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "holdfast.mesh")
+    nats_server.stop()
+    transport = Nats(nats_server.url)
+    with pytest.raises(TransportError):
+        transport.receive("agent:planner", 1, 0.1)
+
+    def told(level: int) -> list[str]:
+        found = [each.getMessage() for each in caplog.records if each.levelno == level]
+        return [each for each in found if each.startswith("NATS: ")]
+
+    until(lambda: len(told(logging.DEBUG)) > 2, "it is not tried again")
+    assert len(told(logging.INFO)) == len(set(told(logging.INFO))) > 0
     transport.close()
 
 

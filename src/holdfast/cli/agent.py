@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import shlex
 import sys
 import uuid
@@ -24,16 +23,19 @@ from .command import (
     Answer,
     Commands,
     Namespace,
+    Tools,
     Url,
     argument,
     cause,
     flag,
     imported,
+    named_tools,
     option,
     read_json,
+    takes_nothing,
 )
 from .peers import call_data
-from .worker import serve
+from .worker import log_to_stderr, serve
 
 app = Commands("Serve an agent, ask one, and get its answer.")
 # As an error of the store that says that something is not as it was expected to be.
@@ -43,7 +45,8 @@ Transport = Annotated[
     str | None,
     option(
         "URL",
-        "The transport for requests: database, or nats://host:port of a NATS server.",
+        "The transport for requests: database, or nats://host:port of a NATS server, with "
+        "options such as ?prefix=NAME.",
         show_default="database",
     ),
 ]
@@ -65,13 +68,17 @@ def run(
     lease_seconds: Annotated[
         float,
         option(
-            "SECONDS", "Lease length: how long until others take over from a dead one.", "--lease"
+            "SECONDS",
+            "Lease length: how long until another process takes over the sessions of one that died."
+            " A tool call in progress has a lease of its own, set in its @tool.",
+            "--lease",
         ),
     ] = 30,
     drain_seconds: Annotated[
         float,
         option("SECONDS", "How long running sessions have to finish after SIGTERM.", "--drain"),
     ] = 30,
+    tools: Tools = None,
     until_empty: Annotated[
         bool, flag("--until-empty", "Exit when nothing is ready or running.")
     ] = False,
@@ -79,14 +86,15 @@ def run(
     """Serve an agent until a signal arrives; run it on as many machines as you like.
 
     On SIGTERM or Ctrl-C it takes no more requests and lets running ones finish; a second signal
-    releases them at once, to the other instances.
+    releases them at once, to the other instances. --tools verify effects that another process left.
     """
     service = load(agent)
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
+    log_to_stderr()
     options: dict[str, Any] = {
         "instances": instances,
         "lease_seconds": lease_seconds,
         "drain_seconds": drain_seconds,
+        "tools": named_tools(tools),
     }
     place = {"url": url, "namespace": namespace, "migrate": False}
     what = f"agent {service.name}"
@@ -106,6 +114,15 @@ def request(
     ] = None,
     user: Annotated[str | None, option("NAME", "The user it is for.")] = None,
     transport: Transport = None,
+    deadline_seconds: Annotated[
+        float | None,
+        option(
+            "SECONDS",
+            "Answer the request with `timeout`, and cancel it, if it takes longer than this.",
+            "--deadline",
+            show_default="never",
+        ),
+    ] = None,
     wait_seconds: Timeout = None,
     as_json: Annotated[bool, flag("--json", "Print JSON, progress too, on stderr.")] = False,
 ) -> Answer:
@@ -115,7 +132,8 @@ def request(
     """
     value = None if input is None else read_json(input, "INPUT")
     id = request_id or str(uuid.uuid4())
-    given: dict[str, Any] = {"request_id": id, "user": user}
+    timeout: Any = "never" if deadline_seconds is None else deadline_seconds
+    given: dict[str, Any] = {"request_id": id, "user": user, "timeout_seconds": timeout}
     with opened(transport) as carrier, Mesh(store, carrier) as mesh:
         ask = partial(mesh.request, agent, value, **given)
         return _waited(store, id, ask, transport, wait_seconds, as_json)
@@ -215,7 +233,7 @@ def opened(transport: str | None) -> Iterator[Any]:
         )
     from ..mesh.nats import Nats
 
-    with contextlib.closing(Nats(str(transport))) as carrier:
+    with contextlib.closing(Nats.at(str(transport))) as carrier:
         yield carrier
 
 
@@ -225,12 +243,13 @@ def load(name: str) -> Service:
         raise InvalidArgument(f"{shown(name)} must be MODULE:AGENT, like travel.agents:planner")
     try:
         found = imported(name)
-        if not isinstance(found, Service) and callable(found):
+        if not isinstance(found, Service) and callable(found) and takes_nothing(found):
             found = found()
     except Exception as error:
         raise InvalidArgument(f"{shown(name)} cannot be loaded: {cause(error)}") from error
     if not isinstance(found, Service):
         raise InvalidArgument(
-            f"{shown(name)} must be a Service of holdfast.mesh, not {type(found).__name__}"
+            f"{shown(name)} must be a Service of holdfast.mesh, or a function without parameters "
+            f"that returns one, not a {type(found).__name__}"
         )
     return found

@@ -103,7 +103,10 @@ def _decide(
     decide = store.approve if is_approved else store.reject
     decide(found.id, by=by, note=note)
     decided = _found(store, found.id)
-    return Answer(_data(decided), f"{_decided(decided)}; session {found.session_id} resumes.")
+    told = f"{_decided(decided)}; session {found.session_id} resumes."
+    if found.decision is not None:
+        told = f"It was already {_decided(found)} by {found.decision.by}; nothing was changed."
+    return Answer(_data(decided), output.text_of(told))
 
 
 def _found(store: Store, pause_id: str) -> Pause:

@@ -75,7 +75,7 @@ def show(
     data = output.data(loaded)
 
     def shown() -> Iterator[Any]:
-        yield output.fields({k: v for k, v in data.items() if k not in {"channels", "left_out"}})
+        yield output.known({k: v for k, v in data.items() if k not in {"channels", "left_out"}})
         for name, value in loaded.channels.items():
             hidden = loaded.left_out.get(name)
             yield output.heading(f"{name} (without its first {hidden})" if hidden else name)

@@ -346,6 +346,15 @@ def imported(name: str) -> Any:
     return pkgutil.resolve_name(name)
 
 
+def takes_nothing(function: Callable[..., Any]) -> bool:
+    """Whether a function can be called without arguments."""
+    try:
+        inspect.signature(function).bind()
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
 def cause(error: BaseException) -> str:
     """Return the type and message of an error in user code."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

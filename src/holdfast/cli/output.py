@@ -225,6 +225,12 @@ def fields(values: Mapping[str, object]) -> RenderableType:
     return made
 
 
+def known(values: Mapping[str, object], *first: str) -> RenderableType:
+    """Return a record for people: these fields first, and none that says nothing."""
+    ordered = {name: values[name] for name in (*first, *values) if name in values}
+    return fields({name: value for name, value in ordered.items() if value not in (None, [], {})})
+
+
 def heading(text: str) -> RenderableType:
     """Return a line above what follows."""
     from rich.text import Text

@@ -84,7 +84,7 @@ def show(store: Store, session: SessionId) -> Answer:
         **cost(found.spent()),
         "children": [child.id for child in found.children()],
     }
-    return Answer(data, lambda: [output.fields(data)])
+    return Answer(data, lambda: [output.known(data, "number", "id", "name", "activity", "agent")])
 
 
 @app.command(mode="read")

@@ -17,13 +17,13 @@ from ..maintenance import Pruned
 from ..records import StoreInfo
 from ..store import Store
 from . import output
-from .command import Answer, AsJson, Namespace, Url, Yes, argument, confirm, flag, option
+from .command import Answer, AsJson, DatabaseUrl, Namespace, Yes, argument, confirm, flag, option
 
 LEVEL_STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 
 
 def migrate(
-    url: Url = None,
+    url: DatabaseUrl = None,
     namespace: Namespace = None,
     status: Annotated[bool, flag("--status", "Show the migrations and change nothing.")] = False,
 ) -> Answer:
@@ -76,7 +76,7 @@ def _status(info: StoreInfo) -> Iterator[Any]:
 
 
 def doctor(
-    url: Url = None,
+    url: DatabaseUrl = None,
     namespace: Namespace = None,
     full: Annotated[
         bool, flag("--full", "SQLite: also compare every index with its table.")

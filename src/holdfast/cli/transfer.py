@@ -10,7 +10,7 @@ from .. import store as stores
 from ..formatting import plural
 from ..records import Imported
 from ..store import Store
-from .command import Answer, Namespace, Url, argument, flag
+from .command import Answer, DatabaseUrl, Namespace, argument, flag
 
 File = Annotated[Path, argument("FILE", "The file to read.")]
 AllowPlaintext = Annotated[
@@ -34,7 +34,7 @@ def export_file(
     move: Annotated[
         bool, flag("--move", "Then cancel them in this store, with their work.")
     ] = False,
-    url: Url = None,
+    url: DatabaseUrl = None,
     namespace: Namespace = None,
 ) -> Answer:
     """Write sessions to one file. Each brings its tree, and the trees it was forked from."""

@@ -110,7 +110,7 @@ def show(store: Store, item: ItemId) -> Answer:
     data = item_data(found)
 
     def shown() -> Iterator[Any]:
-        yield output.fields(data)
+        yield output.known(data, "number", "id", "type", "status", "waits_for", "error", "damaged")
         if errors:
             yield "\nLast failed attempts:\n"
             columns = {"attempt": "attempt", "ended": "ended_at", "by": "holder"}

@@ -43,7 +43,10 @@ def run(
     lease_seconds: Annotated[
         float,
         option(
-            "SECONDS", "Lease length: how long until a dead worker's items are retried.", "--lease"
+            "SECONDS",
+            "Lease length: how long until the items of a worker that died are retried. A tool call "
+            "in progress has a lease of its own, set in its @tool.",
+            "--lease",
         ),
     ] = 30,
     poll_seconds: Annotated[
@@ -68,7 +71,7 @@ def run(
     everything at once. Neither uses up a retry. --tools verify effects that a dead process left.
     """
     found = load(handlers)
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
+    log_to_stderr()
     options: dict[str, Any] = {
         "concurrency": concurrency,
         "queues": None if queues is None else _names(queues),
@@ -117,6 +120,12 @@ def serve(
         f"Stopped: {counted or 'nothing was run'}.",
         INTERRUPTED if worker.is_stopped_at_once else 0,
     )
+
+
+def log_to_stderr() -> None:
+    """Log what a worker does, without the single requests to a server."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
 def load(name: str) -> Mapping[str, Handler]:

@@ -188,6 +188,9 @@ def find_row(noun: str, select: str, given: str) -> Op[Row | None]:
         found = [each for each in found if each["id"].startswith(given)]
         if len(found) > 1:
             ids = ", ".join(each["id"] for each in found)
-            raise InvalidArgument(f"more than one {noun}'s id begins with {shown(given)}: {ids} …")
+            raise InvalidArgument(
+                f"more than one {noun}'s id begins with {shown(given)}: {ids} …; give more of it, "
+                "or the number"
+            )
         row = found[0] if found else None
     return row

@@ -13,8 +13,10 @@ import logging
 import os
 import re
 import threading
+import time
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
+from urllib.parse import SplitResult, parse_qsl, urlsplit, urlunsplit
 
 import msgspec
 
@@ -37,6 +39,9 @@ REPLY_SECONDS = 5.0
 # For this long the server drops messages with the same id; a later copy is a new message.
 DUPLICATES_SECONDS = 120.0
 RECONNECT_SECONDS = 0.25
+# How long the same error is not logged again: while a server is down, it comes at every attempt.
+TELL_SECONDS = 60.0
+ADDRESS_OPTIONS = ("prefix", "ack_seconds", "credentials")
 UNACKNOWLEDGED_MAX = 10_000
 PREFIX = re.compile(r"[A-Za-z0-9_-]{1,50}")
 # What can be used unescaped in a subject and in the name of a consumer.
@@ -69,7 +74,12 @@ class Nats:
     ) -> None:
         given = [servers] if isinstance(servers, str) else list(servers)
         for server in given:
-            require_text("servers", server, 1_000)
+            parts = urlsplit(require_text("servers", server, 1_000))
+            if parts.path.strip("/") or parts.query or parts.fragment:
+                raise InvalidArgument(
+                    f"an address of NATS has a host and a port alone, not {_shown(parts)}; "
+                    "Nats.at takes one with options"
+                )
         if not isinstance(prefix, str) or not PREFIX.fullmatch(prefix):
             raise InvalidArgument(
                 f"prefix must be 1 to 50 letters, digits, - and _, not {shown(prefix)}"
@@ -93,6 +103,33 @@ class Nats:
         )
         self._gate = threading.Lock()
         self._lines: _Lines | None = None
+
+    @classmethod
+    def at(cls, address: str) -> Nats:
+        """Return the transport for an address with options: `nats://host:4222?prefix=travel-team`.
+
+        The options are `prefix`, `ack_seconds` and `credentials`, a user's credentials file.
+        """
+        parts = urlsplit(require_text("address", address, 1_000))
+        try:
+            pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+        except ValueError:
+            raise InvalidArgument(f"options are NAME=VALUE, not {shown(parts.query)}") from None
+        given: dict[str, Any] = {}
+        for name, text in pairs:
+            if name not in ADDRESS_OPTIONS or name in given:
+                known = ", ".join(ADDRESS_OPTIONS)
+                raise InvalidArgument(
+                    f"the options of a NATS address are {known}, each once, not {shown(name)}"
+                )
+            given[name] = text
+        if "ack_seconds" in given:
+            given["ack_seconds"] = _seconds(given["ack_seconds"])
+        if (file := given.pop("credentials", None)) is not None:
+            if not os.path.isfile(file):
+                raise InvalidArgument(f"there is no file {shown(file)} with credentials for NATS")
+            given["user_credentials"] = file
+        return cls(urlunsplit(parts._replace(query="")), **given)
 
     def __repr__(self) -> str:
         return f"<Nats {self._prefix}>"
@@ -131,6 +168,18 @@ class Nats:
         return f"{self._prefix}.{kind}.{token}"
 
 
+def _shown(parts: SplitResult) -> str:
+    """Return what follows the host in an address; what comes before it may be a password."""
+    return shown(urlunsplit(parts._replace(scheme="", netloc="")))
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InvalidArgument(f"ack_seconds must be a number, not {shown(text)}") from None
+
+
 def _digest(name: str) -> str:
     return f"d-{hashlib.sha256(name.encode()).hexdigest()[:40]}"
 
@@ -146,6 +195,8 @@ class _Lines:
         self._connection: Any = None
         self._jetstream: Any = None
         self._consumers: dict[str, Any] = {}
+        self._told = ""
+        self._tell_again_at = 0.0
         self.loop = asyncio.new_event_loop()
         self._opening = asyncio.Lock()
         self._thread = Thread(self.loop.run_forever, "holdfast-nats")
@@ -224,7 +275,7 @@ class _Lines:
                 options = {
                     "max_reconnect_attempts": -1,
                     "reconnect_time_wait": RECONNECT_SECONDS,
-                    "error_cb": _log_error,
+                    "error_cb": self._log_error,
                     **self._given,
                 }
                 connecting = nats.connect(**options)
@@ -240,6 +291,15 @@ class _Lines:
                     log.debug("the stream %s is used as it is: %s", self._stream.name, error)
                 self._jetstream = jetstream
             return self._jetstream
+
+    async def _log_error(self, error: Exception) -> None:
+        """Log what the client reports at each attempt to connect: again after a while, if ever."""
+        text = str(error) or type(error).__name__
+        now = time.monotonic()
+        is_told = text == self._told and now < self._tell_again_at
+        log.log(logging.DEBUG if is_told else logging.INFO, "NATS: %s", text)
+        if not is_told:
+            self._told, self._tell_again_at = text, now + TELL_SECONDS
 
     def close(self) -> None:
         """Close the connection, and end the thread."""
@@ -287,7 +347,3 @@ async def _quietly(steps: Coroutine[Any, Any, None]) -> None:
         await steps
     except Exception as error:
         log.info("a message was not acknowledged, and will be redelivered: %s", error)
-
-
-async def _log_error(error: Exception) -> None:
-    log.info("NATS: %s", str(error) or type(error).__name__)

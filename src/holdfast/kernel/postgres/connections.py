@@ -80,7 +80,9 @@ def connect_error(error: psycopg.Error, dsn: str) -> HoldfastError:
     if isinstance(error, psycopg.ProgrammingError):
         reason = without_values(reason, dsn)
         return InvalidArgument(f"the PostgreSQL URL is not usable: {reason}")
-    return StoreUnavailable(f"PostgreSQL cannot be reached: {reason}")
+    refused = "FATAL:" in reason  # The server answered: there is no such database, for example.
+    what = "refused the connection" if refused else "cannot be reached"
+    return StoreUnavailable(f"PostgreSQL {what}: {reason}")
 
 
 class Connections:

@@ -111,9 +111,9 @@ def page_checks(file: SqliteReader, *, full: bool) -> dict[str, Callable[[], lis
 
 
 def journal_finding(file: SqliteReader) -> Finding:
-    """Check the journal mode; a backup has no write-ahead log until it is opened."""
+    """Check the journal mode; a closed store or a backup has no write-ahead log."""
     mode = file.pragma("journal_mode")[0][0]
-    message = f"The journal mode is {mode}, as in a new backup; opening the store sets it to wal."
+    message = f"No write-ahead log is in use ({mode}): the store is closed, or is a new backup."
     if mode == "wal":
         message = "The database uses a write-ahead log."
     return Finding.of("journal mode", message)
