@@ -229,7 +229,9 @@ if __name__ == "__main__":
     options.add_argument("directory", nargs="?", help="where to create the SQLite file")
     options.add_argument("--url", help="your own store, such as postgresql://…")
     options.add_argument(
-        "--transport", default="database", help="database, or nats, which starts a NATS server"
+        "--transport",
+        default="database",
+        help="database, nats, which starts a NATS server for the example, or nats://host:port",
     )
     options.add_argument("--serve", help=argparse.SUPPRESS)
     given = options.parse_args()

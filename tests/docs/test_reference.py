@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from pathlib import Path
 
 import pytest
 
 import holdfast
+from holdfast.cli.app import run
 from holdfast.records import EVENT_KINDS, KINDS, STATUSES
 from tests.faces.commands import commands
 
@@ -82,6 +84,23 @@ def test_every_kind_status_and_event_is_in_the_reference() -> None:
 
 def test_every_command_is_in_the_reference() -> None:
     assert [name for name in commands() if f"holdfast {name}" not in REFERENCE] == []
+
+
+def test_listings_print_the_members_that_the_reference_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    part = REFERENCE.partition("| listing | members |")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| `holdfast ([a-z ]+)` \| (.+) \|$", part, re.MULTILINE)
+    told = {command: sorted(re.findall(r"\w+", members)) for command, members in rows}
+    assert {name for name in commands() if name.endswith(" list")} <= set(told)
+    url = f"sqlite:///{tmp_path}/store.db"
+    with holdfast.open(url) as store:
+        store.session("a-session").state.set("key", 1)
+    more = {"checkpoints": ["a-session"], "state": ["a-session"], "state history": ["key"]}
+    for command, members in told.items():
+        words = [*command.split(), *more.get(command.split()[0], []), *more.get(command, [])]
+        assert run([*words, "--json", "--url", url]) == 0
+        assert sorted(json.loads(capsys.readouterr().out)) == members, command
 
 
 def test_every_error_is_told_with_its_status_and_exit_code() -> None:
