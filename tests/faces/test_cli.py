@@ -531,6 +531,13 @@ def test_doctor_names_what_holds_back_dead_rows() -> None:
     )  # fmt: skip
 
 
+def test_only_commands_that_a_server_can_do_offer_its_address(quick: Run) -> None:
+    for name in ("doctor", "migrate", "backup", "export", "import", "serve", "bench"):
+        assert "https://" not in quick(name, "--help").stdout, name
+        assert "postgresql://" in quick(name, "--help").stdout, name
+    assert "https://" in quick("prune", "--help").stdout
+
+
 def test_doctor_takes_a_store_without_a_log_for_sound(quick: Run, file: Path) -> None:
     execute({"url": f"sqlite:///{file}"}, "PRAGMA journal_mode = delete")
     result = quick("doctor")

@@ -17,7 +17,7 @@ import typer
 from .. import __version__
 from ..errors import HoldfastError
 from . import INTERRUPTED, bench, demo, discard_output, explore, mcp, output, serve, store, transfer
-from .command import Commands, Group, show_help
+from .command import Commands, DatabaseUrl, Group, show_help
 
 # How writing to the standard output fails. A file of our own that cannot be written is named.
 UNWRITABLE = {errno.EBADF, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC}
@@ -69,10 +69,10 @@ for function in (
     store.migrate, store.doctor, demo.demo, serve.serve, mcp.mcp, explore.explore,
 ):  # fmt: skip
     app.command()(function)
-app.command(mode="read")(store.backup)
+app.command(mode="read", url=DatabaseUrl)(store.backup)
 app.command(mode="write")(store.prune)
 app.command("export")(transfer.export_file)
-app.command("import", mode="create")(transfer.import_file)
+app.command("import", mode="create", url=DatabaseUrl)(transfer.import_file)
 app.command()(bench.bench)
 
 

@@ -152,7 +152,6 @@ Tools = Annotated[
     ),
 ]
 SHARED: dict[str, tuple[Any, object]] = {
-    "url": (Url, None),
     "namespace": (Namespace, None),
     "as_json": (AsJson, False),
 }
@@ -256,23 +255,30 @@ class Commands(typer.Typer):
             self.callback(invoke_without_command=True)(show_help)
 
     def command(
-        self, name: str | None = None, *, mode: Mode | None = None, **options: Any
+        self,
+        name: str | None = None,
+        *,
+        mode: Mode | None = None,
+        url: Any = Url,
+        **options: Any,
     ) -> Callable[[F], F]:
         """Return a decorator that adds a command.
 
         With a mode, the function gets the open store first. The shared options are added to its
-        own; it gets those that it declares.
+        own; it gets those that it declares. `url` is DatabaseUrl if a server cannot do it.
         """
 
         def add(function: F) -> F:
             add_command = super(Commands, self).command(name, cls=Command, **options)
-            add_command(_with_shared_options(function, mode))
+            add_command(_with_shared_options(function, mode, url))
             return function
 
         return add
 
 
-def _with_shared_options(function: Callable[..., Any], mode: Mode | None) -> Callable[..., Any]:
+def _with_shared_options(
+    function: Callable[..., Any], mode: Mode | None, url: Any
+) -> Callable[..., Any]:
     hints = get_type_hints(function, include_extras=True)
     declared = list(inspect.signature(function).parameters.values())[1 if mode else 0 :]
     own = {each.name: each.replace(annotation=hints[each.name]) for each in declared}
@@ -280,7 +286,7 @@ def _with_shared_options(function: Callable[..., Any], mode: Mode | None) -> Cal
         name: inspect.Parameter(
             name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
         )
-        for name, (annotation, default) in SHARED.items()
+        for name, (annotation, default) in {**SHARED, "url": (url, None)}.items()
         if (mode or name == "as_json") and name not in own
     }
 
