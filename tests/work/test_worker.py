@@ -324,14 +324,17 @@ async def test_a_worker_verifies_what_is_left_while_it_runs(subject: Subject) ->
         raise AssertionError("it must not run")
 
     given: dict[str, Any] = {"tools": [charge], "sweep_interval_seconds": 0.05}
-    async with running(store, {"t": lambda item: "served"}, **given):
+    async with running(store, {"t": lambda item: "served"}, instance="one", **given):
         await ended(store, (await done(store.work.submit("t"))).id)
+        successor = await done((await done(store.session("driven"))).drive("next", instance="one"))
         dying = await opened(subject)
         begun = await done((await done(dying.session("s"))).begin(charge, {"cents": 5}))
         await done(dying.close())
         effect = await until(
             lambda: store.effect(begun.effect_id), lambda found: found.status != "issued"
         )
+        await done(successor.save(step=1))  # It was not fenced: only a start does that.
+        await done(successor.close())
     assert (effect.status, effect.reason, effect.result) == ("completed", "verified", "found")
 
 

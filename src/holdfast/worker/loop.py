@@ -160,7 +160,7 @@ class WorkerLoop:
         """Recover the effects and leases of dead owners; retry while the store is unavailable."""
         while not self.stops:
             try:
-                self._recover_once()
+                self._recover_once(self._options.instance)
             except TRANSIENT as error:
                 self._back_off("recovery", error)
                 self._receive(self._pause_seconds)
@@ -168,9 +168,10 @@ class WorkerLoop:
                 self._pause_seconds = 0.0
                 return
 
-    def _recover_once(self) -> None:
+    def _recover_once(self, instance: str | None = None) -> None:
+        """Recover; later than at the start without the instance, which a successor may have."""
         options = self._options
-        given: dict[str, Any] = {"instance": options.instance, "tools": options.tools}
+        given: dict[str, Any] = {"instance": instance, "tools": options.tools}
         if self._async_store is None:
             self._store.recover(options.boot, **given)
         else:
