@@ -9,6 +9,7 @@ from typing import Any, Generic, Literal, get_args
 from ..codec import Codec
 from ..dataclass import dataclass
 from ..kernel.operation import C, Row
+from ..leases import Keeper
 from ..wire import travels
 
 AnswerStatus = Literal["ok", "error", "timeout", "cancelled"]
@@ -126,9 +127,26 @@ class Answered:
     artifacts: tuple[Artifact, ...]
 
 
+class Stoppable:
+    """What the handler of a service is given: it tells whether the handler should stop."""
+
+    __slots__ = ()
+    session: Any
+
+    def check(self) -> None:
+        """Raise WorkCancelled or LeaseLost if the handler should stop. Cheap enough for loops.
+
+        It should if its call was cancelled or has timed out, or if its lease is lost. Not awaited.
+        """
+        session = self.session
+        if (check := getattr(session.item, "check", None)) is not None:
+            check()
+        Keeper.of(session.runtime).require_known(session.guard)
+
+
 @travels
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PeerRequest(Generic[C]):
+class PeerRequest(Stoppable, Generic[C]):
     """A request to an agent: its input, and the session that serves it, driven by its item."""
 
     session: Any
@@ -145,7 +163,7 @@ class PeerRequest(Generic[C]):
 
 @travels
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Resumption(Generic[C]):
+class Resumption(Stoppable, Generic[C]):
     """A session that resumes, driven by its work item: the context it saved, and its answers.
 
     `answers` are in the order of dispatch. If an earlier attempt has saved a turn since, they are

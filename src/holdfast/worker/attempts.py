@@ -8,6 +8,7 @@ import inspect
 import logging
 import random
 import threading
+import time
 import traceback
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
@@ -73,11 +74,11 @@ class RunningItem(WorkItem[C]):
 
     def check(self) -> None:
         """Raise WorkCancelled or LeaseLost if the handler should stop. Cheap enough for loops."""
-        self._require_lease()
         if self.is_cancelled:
             raise errors.WorkCancelled(
                 f"work item {self.id} was cancelled; stop this attempt", id=self.id
             )
+        self._require_lease()
 
     def _require_lease(self) -> None:
         if self.is_lost:
@@ -112,7 +113,16 @@ class HandlerRun:
         """To be written once the handler has returned."""
         self._settle = store.settle
         self._gate = threading.Lock()
-        self._is_loss_logged = False
+        self.is_refused = False
+        """Whether the database has said that the lease is lost; it may know why."""
+        self.why_lost: str | None = None
+        self.is_loss_logged = False
+        self.is_stuck = False
+        """Whether its handler should be abandoned, but too many are."""
+        self.has_returned = False
+        self.stops_since: float | None = None
+        """When the handler was told to stop."""
+        self._is_losing = False
         self._is_given_up = threading.Event()
         self._interrupt: Callable[[], None] | None = None
         self.taken_up = taken_up
@@ -126,24 +136,36 @@ class HandlerRun:
         return self._gate.acquire(blocking=False)
 
     def lose(self) -> AttemptOutcome:
-        """Mark the lease as lost, log that once, and stop the handler."""
+        """Mark the lease as lost, and stop the handler."""
+        is_first = not self._is_losing
+        self._is_losing = True
         self.kept.lose()
-        if not self._is_loss_logged:
-            self._is_loss_logged = True
-            log.warning(
-                "work item %s: the lease with fence %s is lost or was not renewed in time; its "
-                "handler can write nothing more",
-                self.item.id,
-                self.item.fence,
-            )
+        if is_first:
             self._stop()
         return "lost"
 
     def cancel(self) -> None:
         """Tell the handler that its item was cancelled."""
         if not self.is_cancelled:
-            self.is_cancelled = True
+            self.is_cancelled, self.why_lost = True, "was cancelled"
+            log.info(
+                "work item %s (%s) was cancelled; its handler is told to stop",
+                self.item.id,
+                self.item.type,
+            )
             self._stop()
+
+    def end_cancelled(self) -> AttemptOutcome:
+        """End a cancelled item whose handler does not stop; it can write nothing more."""
+        outcome = self._write(self.item.cancel, "cancelled")
+        self.kept.lose()
+        return outcome
+
+    def stops_for(self, seconds: float) -> bool:
+        """Whether the handler still runs although it was told to stop that long ago."""
+        if self.stops_since is None or self.has_ended or not self._gate.locked():
+            return False
+        return time.monotonic() - self.stops_since >= seconds
 
     def give_up(self) -> None:
         """Stop waiting for the handler, whose item is about to be released."""
@@ -181,6 +203,7 @@ class HandlerRun:
 
     def raised(self, error: BaseException) -> AttemptOutcome:
         """Write the outcome of a handler that raised."""
+        self.has_returned = True
         # The lost lease may be of something else.
         if isinstance(error, errors.LeaseLost) and error.fields.get("id") == self.item.id:
             return self._denied(error)
@@ -195,6 +218,7 @@ class HandlerRun:
 
     def returned(self, output: Any) -> AttemptOutcome | None:
         """Prepare the completion of a handler that returned, unless it ended its item itself."""
+        self.has_returned = True
         if (ended := self._ended) is not None:
             return _outcome_of(ended)
         try:
@@ -209,7 +233,7 @@ class HandlerRun:
     def completed(self, row: Row | None) -> AttemptOutcome:
         """Return the outcome of a written completion; without a row the lease is lost."""
         if row is None:
-            log.info("work item %s cannot be completed: its lease is lost", self.item.id)
+            self.is_refused = True
             return self.lose()
         self.item._take(row)
         return "completed"
@@ -310,6 +334,8 @@ class HandlerRun:
             self._interrupt = None
 
     def _stop(self) -> None:
+        if self.stops_since is None:
+            self.stops_since = time.monotonic()
         if (interrupt := self._interrupt) is not None:
             interrupt()
 
@@ -363,7 +389,8 @@ class HandlerRun:
     def _denied(self, error: errors.HoldfastError) -> AttemptOutcome:
         if (ended := self._ended) is not None:
             return _outcome_of(ended)
-        log.info("%s", error)
+        log.debug("%s", error)
+        self.is_refused = True
         return self.lose()
 
 

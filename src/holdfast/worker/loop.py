@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from ..dataclass import dataclass
-from ..errors import CommitUnknown, HoldfastError
+from ..errors import CommitUnknown, HoldfastError, InProgress
 from ..formatting import plural
 from ..kernel.flow import in_thread, is_async
 from ..kernel.operation import Call, Row, operation
@@ -29,6 +29,7 @@ from ..store import Store
 from ..work import topic
 from ..work.claims import Claim, find_ready, not_ended
 from ..work.transitions import Finished, turn
+from .abandoned import STOP_SECONDS, AbandonedHandlers, log_losses
 from .attempts import (
     BACKOFF_SECONDS,
     BACKOFF_SECONDS_MAX,
@@ -46,6 +47,7 @@ from .verification import Verification
 # How long to wait for the store to release items: normally, and after a second stop.
 RELEASE_SECONDS_MAX = 10.0
 STOP_SECONDS_MAX = 2.0
+WATCH_SECONDS_MAX = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,9 +71,21 @@ class WorkerOptions:
     turn: ServiceTurn | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class EndedWithout:
+    """An item that was ended although its handler still runs."""
+
+    attempt: HandlerRun
+    outcome: AttemptOutcome
+
+
 # A run with an outcome has ended; a run alone has a completion to be written.
 LoopEvent: TypeAlias = (
-    HandlerRun | Delivered | tuple[HandlerRun, AttemptOutcome] | Literal["rung", "renewed", "stop"]
+    HandlerRun
+    | Delivered
+    | EndedWithout
+    | tuple[HandlerRun, AttemptOutcome]
+    | Literal["rung", "renewed", "stop"]
 )
 
 
@@ -102,6 +116,7 @@ class WorkerLoop:
         self._by_tree = GroupCommit(partial(self._complete, waits=True))
         self._service_turn = None if store.runtime.is_remote else options.turn
         self._attempts: dict[Kept, HandlerRun] = {}
+        self.abandoned = AbandonedHandlers(options.concurrency, self._resize)
         self._returned: list[HandlerRun] = []
         self._until_empty = False
         self._lost: set[int] = set()
@@ -155,6 +170,7 @@ class WorkerLoop:
                 within(STOP_SECONDS_MAX, self._verification.stop)
             for kept in self._attempts:
                 self._keeper.drop(kept)
+            self.abandoned.leave()
 
     def _recover(self) -> None:
         """Recover the effects and leases of dead owners; retry while the store is unavailable."""
@@ -292,12 +308,20 @@ class WorkerLoop:
             running = (each for each in self._attempts.values() if each.number == attempt.number)
             before = next(running, None)
             self._attempts[attempt.kept] = attempt
-            if before is None:
+            if self.abandoned.has_item(attempt.number):
+                self._put_off(attempt)
+            elif before is None:
                 ready.append(attempt)
             else:
                 # Its lease was lost while its handler still runs; one process never runs two.
                 before.successor = attempt
         self._dispatch(ready)
+
+    def _put_off(self, attempt: HandlerRun) -> None:
+        """Leave an item to others or to later: an abandoned handler of it still runs here."""
+        error = InProgress("the handler of an earlier attempt still runs in this process")
+        if attempt.begin():
+            in_thread(partial(self._conclude, attempt, partial(attempt.fail, error)))
 
     # Running
 
@@ -389,8 +413,35 @@ class WorkerLoop:
         self._events.put((attempt, outcome))
 
     def _end(self, attempt: HandlerRun, outcome: AttemptOutcome) -> None:
+        if self.abandoned.remove(attempt) or self._attempts.pop(attempt.kept, None) is None:
+            return
+        if outcome == "lost" and attempt.kept.is_lost:
+            log_losses(self._store, [attempt])
+        self._count(attempt, outcome)
+        if attempt.successor is not None:
+            self._dispatch([attempt.successor])
+
+    def _abandon(self, attempt: HandlerRun, outcome: AttemptOutcome) -> None:
+        """Give the slot of a handler that does not stop to others."""
         if self._attempts.pop(attempt.kept, None) is None:
             return
+        self._keeper.drop(attempt.kept)
+        self._count(attempt, outcome)
+        self.abandoned.add(attempt)
+        if attempt.successor is not None:
+            self._put_off(attempt.successor)
+
+    def _end_cancelled(self, attempt: HandlerRun) -> None:
+        self._events.put(EndedWithout(attempt, attempt.end_cancelled()))
+
+    def _resize(self, abandoned: int) -> None:
+        """Have as many threads or tasks more as abandoned handlers hold."""
+        size = self._options.concurrency + abandoned
+        self._threads.resize(size)
+        if self._tasks is not None:
+            self._tasks.resize(size)
+
+    def _count(self, attempt: HandlerRun, outcome: AttemptOutcome) -> None:
         self.counts[outcome] += 1
         if attempt.envelope is not None and outcome != "lost":
             attempt.envelope.ack()
@@ -400,14 +451,13 @@ class WorkerLoop:
             self._upkeep.expect(attempt.delay_seconds)
         # Its signals for items it submitted may come late; only a poll shows that none is left.
         self._is_rung |= self._until_empty
-        if attempt.successor is not None:
-            self._dispatch([attempt.successor])
 
     # Leases and waiting
 
     def _renewed(self, attempt: HandlerRun, row: Row | None) -> None:
         """Handle the answer to a heartbeat."""
         if row is None:
+            attempt.is_refused = True
             self._events.put("renewed")
             return
         if attempt.envelope is not None:
@@ -416,13 +466,31 @@ class WorkerLoop:
             attempt.cancel()
 
     def _watch_leases(self) -> None:
-        """Stop handlers whose lease was lost, or was not renewed in time."""
-        for attempt in self._attempts.values():
-            if attempt.kept.is_lost and not attempt.has_ended:
-                attempt.lose()
+        """Stop handlers whose lease was lost, or was not renewed in time; abandon stubborn ones."""
+        running = [each for each in self._attempts.values() if not each.has_ended]
+        lost = [attempt for attempt in running if attempt.kept.is_lost]
+        for attempt in lost:
+            attempt.lose()
+        log_losses(self._store, lost)
+        for attempt in running:
+            # A cancelled item is still held: its handler may finish what it is doing.
+            extra = 0.0 if attempt.kept.is_lost else self._options.drain_seconds
+            if not attempt.stops_for(max(STOP_SECONDS, extra)) or not self.abandoned.has_room(
+                attempt
+            ):
+                continue
+            if attempt.kept.is_lost:
+                self._abandon(attempt, "lost")
+            else:
+                attempt.is_ending = True
+                in_thread(partial(self._end_cancelled, attempt))
+
+    @property
+    def _watch_seconds(self) -> float:
+        return min(WATCH_SECONDS_MAX, self._options.lease_seconds / 10)
 
     def _timeout(self) -> float:
-        watch_seconds = self._options.lease_seconds / 10
+        watch_seconds = self._watch_seconds
         if self._returned:
             return 0.0
         if not self._room():
@@ -443,6 +511,8 @@ class WorkerLoop:
                 elif isinstance(event, Delivered):
                     given = (event.row, *self._terms, event.asked_at, self._renewed)
                     self._keep([HandlerRun(*given, envelope=event.envelope)])
+                elif isinstance(event, EndedWithout):
+                    self._abandon(event.attempt, event.outcome)
                 elif event == "rung":
                     self._is_rung = True
                 event = self._events.get_nowait()
@@ -469,7 +539,7 @@ class WorkerLoop:
         while self._attempts and self.stops < 2 and (left := deadline - time.monotonic()) > 0:
             self._complete(self._take_returned(), waits=True)
             self._watch_leases()
-            self._receive(0 if self._returned else min(left, self._options.lease_seconds / 10))
+            self._receive(0 if self._returned else min(left, self._watch_seconds))
         # Completing items that have returned by now is better than running them again.
         self._receive(0)
         within(STOP_SECONDS_MAX, partial(self._complete, self._take_returned(), waits=True))

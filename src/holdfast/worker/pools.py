@@ -36,6 +36,13 @@ class ThreadPool(Generic[J]):
             self._jobs.extend(jobs)
             self._wake()
 
+    def resize(self, size: int) -> None:
+        """Change how many threads there may be; those too many end when they are idle."""
+        with self._changed:
+            self._size = size
+            self._changed.notify_all()
+            self._wake()
+
     def close(self) -> None:
         """Start no more jobs; do not wait for running ones."""
         with self._changed:
@@ -59,12 +66,14 @@ class ThreadPool(Generic[J]):
             with self._changed:
                 if is_woken:
                     self._is_waking = is_woken = False
-                while not self._jobs and not self._is_closed:
+                while not self._jobs and not self._is_closed and self._threads <= self._size:
                     self._idle += 1
                     self._changed.wait()
                     self._idle -= 1
                     self._is_waking = False
-                if self._is_closed:
+                if self._is_closed or self._threads > self._size:
+                    self._threads -= 1
+                    self._wake()
                     return
                 job = self._jobs.popleft()
                 self._wake()
@@ -90,6 +99,11 @@ class TaskPool(Generic[J]):
     def put(self, jobs: Iterable[J]) -> None:
         """Run jobs as soon as tasks are free. Thread-safe."""
         self._loop.call_soon_threadsafe(self._fill, jobs)
+
+    def resize(self, size: int) -> None:
+        """Change how many coroutines may run at once. Thread-safe."""
+        self._size = size
+        self._loop.call_soon_threadsafe(self._fill)
 
     def close(self) -> None:
         """Start no more jobs; do not wait for running ones."""

@@ -39,6 +39,9 @@ class Worker(Generic[S]):
     own with a sync store. An exception uses up a retry, except WorkFailed, whose `retry` and
     `delay_seconds` decide; Unresolved, which parks the item until the effect is resolved; and
     SessionBusy, InProgress and StoreBusy, which are retried.
+
+    A handler whose item was cancelled, or whose lease is lost, is told to stop. If it does not, its
+    slot goes to other items, for up to `concurrency` such handlers at once.
     """
 
     def __init__(
@@ -108,6 +111,14 @@ class Worker(Generic[S]):
     def counts(self) -> Counter[AttemptOutcome]:
         """Attempts by outcome: completed, retried, parked, failed, cancelled, released, lost."""
         return Counter() if self._loop is None else self._loop.counts.copy()
+
+    @property
+    def abandoned(self) -> int:
+        """How many handlers still run although their item was cancelled, timed out or lost.
+
+        Each was told to stop and can write nothing more; its slot is used by other items.
+        """
+        return 0 if self._loop is None else len(self._loop.abandoned)
 
     @property
     def is_stopping(self) -> bool:
