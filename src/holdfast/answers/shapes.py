@@ -43,8 +43,15 @@ ANSWER = Shape(
 PEER_CALL = Shape(
     "PeerCall",
     PeerCall,
-    leave_out=("answer", "late"),
-    more={"answer": ANSWER.optional("answer"), "late": ANSWER.optional("late")},
+    leave_out=("answer", "late", "open_effects"),
+    more={
+        "answer": ANSWER.optional("answer"),
+        "late": ANSWER.optional("late"),
+        "open_effects": (
+            EFFECT.many | None,
+            lambda call: call.open_effects and list(map(EFFECT, call.open_effects)),
+        ),
+    },
 )
 DECISION = Shape("Decision", Decision)
 PAUSE = Shape(

@@ -148,6 +148,8 @@ def show(store: Store, effect: EffectId) -> Answer:
         if found.late is not None:
             yield output.heading("Reported later, after its lease was lost; it changed nothing")
             yield output.json_lines(found.late)
+            if found.late["status"] == "completed" and found.status in {"issued", "unknown"}:
+                yield f"\nIts owner reported that it landed; confirm with:\n  {_landed(found)}"
         if len(attempts) > 1:
             yield output.heading("Attempts")
             columns = {name: name for name in ("number", "attempt", "status", "reason")}
@@ -199,13 +201,17 @@ def _choices(effect: Effect) -> str:
         f"\nThe outcome of {effect.tool} is unknown; identical calls raise Unresolved. Ask the "
         f"receiver about the idempotency key {effect.idempotency_key}. Then choose:\n\n"
         "It happened. Identical calls get the result, and it is never run again:\n"
-        f"  holdfast effects resolve {effect.number} --landed --result JSON --by NAME\n\n"
+        f"  {_landed(effect)}\n\n"
         "It did not happen. The next identical call runs it, with the same idempotency key. "
         f"{again}:\n"
         f"  holdfast effects resolve {effect.number} --not-landed --by NAME\n\n"
         "Or let the tool's own verify hook find out:\n"
         f"  holdfast effects verify {effect.number} --tools MODULE:TOOL"
     )
+
+
+def _landed(effect: Effect) -> str:
+    return f"holdfast effects resolve {effect.number} --landed --result JSON --by NAME"
 
 
 @app.command(mode="write")

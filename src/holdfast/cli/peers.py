@@ -28,6 +28,14 @@ RECEIPTS = {
     "duplicate": "The call already had its answer; nothing was changed.",
     "late": "The call is over; the answer was kept with it and changes nothing.",
 }
+EFFECTS: output.Columns = {
+    "number": "number",
+    "tool": "tool",
+    "status": "status",
+    "reason": "reason",
+    "issued": "issued_at",
+    "reported later": lambda each: None if each.late is None else each.late["status"],
+}
 PAUSES_SHOWN = (*PAUSE_STATES, "any")
 app = Commands("Show calls to other agents, answer them by hand, or cancel them.")
 
@@ -133,6 +141,10 @@ def show(store: Store, ask_id: Ask) -> Answer:
             if answer is not None:
                 yield output.heading(f"{title}: {answer.status}, {output.when(answer.answered_at)}")
                 yield output.json_lines(answer.result)
+        if call.open_effects:
+            yield output.heading("The peer may have acted: effects without a known outcome")
+            yield output.table(call.open_effects, EFFECTS)
+            yield "\n`holdfast effects show NUMBER` says what is known and what you can do."
 
     return Answer(call_data(call), shown)
 
@@ -168,7 +180,12 @@ def cancel(store: Store, ask_id: Ask) -> Answer:
 def call_data(call: PeerCall) -> dict[str, Any]:
     """Return a call as plain data."""
     answers = {"answer": call.answer, "late": call.late}
-    return {**output.data(call), **{name: _plain(each) for name, each in answers.items()}}
+    effects = call.open_effects
+    return {
+        **output.data(call),
+        **{name: _plain(each) for name, each in answers.items()},
+        "open_effects": None if effects is None else list(map(output.data, effects)),
+    }
 
 
 def _plain(answer: PeerAnswer | None) -> dict[str, Any] | None:

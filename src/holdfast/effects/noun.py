@@ -56,6 +56,8 @@ RETURNING id
 COUNT_EFFECTS = f"""
 SELECT (SELECT count(*) FROM hf_effects WHERE status = 'unknown' AND undone_by IS NULL) AS unknown,
     (SELECT count(*) FROM hf_effects WHERE status = 'issued') AS issued,
+    (SELECT count(*) FROM hf_effects
+        WHERE status = 'issued' AND late IS NOT NULL AND NOT {IS_ABANDONED}) AS reported,
     (SELECT count(*) FROM hf_effects WHERE {IS_ABANDONED}) AS abandoned,
     (SELECT min(number) FROM hf_effects WHERE {IS_ABANDONED}) AS first_abandoned
 """  # noqa: S608
@@ -148,6 +150,13 @@ def check() -> Op[list[Finding]]:
             "Workers and agents that were given the tools verify them; or verify one with "
             f"`{command}`, or resolve it by hand."
         )
+        found.append(Finding("effects", "warning", message, advice))
+    if row["reported"]:
+        message = (
+            f"{plural(row['reported'], 'effect')} whose outcome was reported too late to count, "
+            "after its session was cancelled or taken over."
+        )
+        advice = "`holdfast effects show` has the report; resolve it when its lease has expired."
         found.append(Finding("effects", "warning", message, advice))
     in_flight = plural(row["issued"], "effect")
     return found or [Finding("effects", "ok", f"None in doubt, {in_flight} in flight.")]

@@ -185,6 +185,7 @@ UNSETTLED_EFFECTS = " UNION ALL ".join(
 UNRESOLVED_EFFECTS = UNSETTLED_EFFECTS.format(
     which=f"status IN ('unknown', 'issued') AND (status = 'unknown' OR {IS_ABANDONED})"
 )
+OPEN_EFFECTS = UNSETTLED_EFFECTS.format(which="status IN ('unknown', 'issued')")
 PENDING_EFFECTS = UNSETTLED_EFFECTS.format(which="status = 'issued'")
 RECENT_CALLS = f"""{SELECT_EFFECTS} WHERE session_number = :number AND call_id IS NOT NULL
     AND issued_version >= :low AND issued_version <= :high AND {IS_IN_WORLD}

@@ -35,7 +35,7 @@ from .asks import READ_ASK, REQUEST, RESUME, SELECT_ASKS, delivery_id, read_ask
 from .pauses import OPEN_PAUSE, READ_PAUSE, close, count, counting, make_ready
 from .records import Artifact, Receipt, pack_answer, pause_context
 from .settlement import (
-    CANCELLED,
+    NOT_AWAITED,
     SETTLE_DUE,
     SETTLED_COLUMNS,
     TIMED_OUT,
@@ -189,10 +189,10 @@ def _keep_late(
     return "late"
 
 
-def cancel_call(runtime: Runtime, id: str) -> Op[bool]:
+def cancel_call(runtime: Runtime, id: str, why: str) -> Op[bool]:
     """Cancel one call and its peer; False if it already had its answer."""
     ask = yield from read_ask(id, locks=True)
-    settled = yield from settle(runtime, ask, "cancelled", CANCELLED)
+    settled = yield from settle(runtime, ask, "cancelled", why)
     if settled is None:
         return False
     yield from stop_peers(runtime, [id])
@@ -318,7 +318,7 @@ def follow_item(
 
 def leave_asks(runtime: Runtime, session: SessionRef, left: Sequence[Row]) -> Op[None]:
     """Close calls that a session no longer waits for; the open ones are cancelled first."""
-    yield from cancel_asks(runtime, [ask for ask in left if ask["state"] == "open"])
+    yield from cancel_asks(runtime, [ask for ask in left if ask["state"] == "open"], NOT_AWAITED)
     if left:
         yield from defer(CLOSE_ANSWERED, numbers=numbers_of([session]))
 

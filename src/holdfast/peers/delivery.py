@@ -34,6 +34,7 @@ from .asks import (
 )
 from .outbox import REMOVE_MESSAGE, REMOVE_OF_ASK, post_answer, route_of, store_address
 from .records import Artifact
+from .settlement import BY_ASKER
 
 UNKNOWN = "unknown"
 HEAR = "UPDATE hf_asks SET heard = :number WHERE id = :id AND heard < :number RETURNING id"
@@ -122,7 +123,7 @@ def take_cancel(runtime: Runtime, incoming: Incoming, agent: str | None) -> Op[N
             return
         given: dict[str, Any] = {"root_id": id, "origin": _origin(incoming, agent)}
         yield from add_ask(runtime, None, draft, (), **given)
-    if (yield from cancel_call(runtime, id)):
+    if (yield from cancel_call(runtime, id, BY_ASKER)):
         # The caller that cancelled it needs no answer.
         address = store_address(incoming.store_id)
         yield from rows(REMOVE_OF_ASK, ask_id=incoming.ask_id, kind="answer", address=address)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Literal
 
@@ -15,6 +16,8 @@ from ..arguments import (
     require_text_or_none,
     require_whole,
 )
+from ..effects import Ledger
+from ..effects.statements import OPEN_EFFECTS
 from ..errors import AskNotFound, Compacted, InvalidArgument, NotFound
 from ..feed import read_events
 from ..feed.events import EVENTS_PER_READ_MAX
@@ -38,7 +41,7 @@ from ..leases import uptime_seconds
 from ..records import Event
 from ..sessions.access import lock_and_read_with, require_writable
 from ..sessions.handle import SessionHandle
-from ..sessions.rows import SESSIONS_OF_TREE
+from ..sessions.rows import READ_PLACE_BY_ID, SESSIONS_OF_TREE
 from ..work.items import Item
 from .answers import answer, cancel_call, decide, expire_locked
 from .artifacts import add_artifact, artifacts_of
@@ -89,6 +92,7 @@ from .records import (
     call_of,
     pause_of,
 )
+from .settlement import by_hand
 
 ROWS_PER_PAGE_MAX = 1_000
 GRACE_SECONDS_MAX = 3_600.0
@@ -349,12 +353,15 @@ class StorePeers(Handle[C]):
     @operation
     def cancel_ask(self, ask_id: str) -> Op[bool]:
         """Cancel a call with its peer's session; False if it had its answer."""
-        return (yield from cancel_call(self.runtime, ask_id))
+        return (yield from cancel_call(self.runtime, ask_id, by_hand(self.runtime)))
 
     @query
     def peer_call(self, ask_id: str) -> Op[PeerCall]:
-        """Return a call with its answer, or raise AskNotFound."""
-        return call_of(self.runtime.codec, (yield from read_ask(ask_id)))
+        """Return a call with its answer, or raise AskNotFound.
+
+        Of a call that was cancelled or has timed out, also the peer's effects without an outcome.
+        """
+        return (yield from self._call((yield from read_ask(ask_id))))
 
     @query
     def _followed(self, ask_id: str, after: int) -> Op[tuple[PeerCall, list[Event]]]:
@@ -379,7 +386,18 @@ class StorePeers(Handle[C]):
         row = yield from find_row("ask", SELECT_ASKS, require_text("ask_id", ask_id))
         if row is None:
             raise AskNotFound(f"there is no ask {ask_id!r}", id=ask_id)
-        return call_of(self.runtime.codec, row)
+        return (yield from self._call(row))
+
+    def _call(self, row: Row) -> Op[PeerCall]:
+        call = call_of(self.runtime.codec, row)
+        if call.state not in {"cancelled", "timeout"}:
+            return replace(call, open_effects=())
+        # The peer's session has the id of the call; effects outlive a session that was deleted.
+        place = yield from one(READ_PLACE_BY_ID, id=call.id)
+        number = 0 if place is None else place["number"]
+        found = yield from rows(OPEN_EFFECTS, number=number, session_id=call.id)
+        effect = Ledger.of(self.runtime).effect
+        return replace(call, open_effects=tuple(map(effect, found)))
 
     @query
     def asks(

@@ -31,7 +31,7 @@ from .artifacts import abandon
 from .asks import REQUEST, RESUME, SELECT_ASKS
 from .pauses import OPEN_PAUSE, close
 from .portable import PeersPortable
-from .settlement import CANCELLED, settle
+from .settlement import WITH_ASKER, WITH_PEER, settle
 
 REMOVED_PER_PASS = 500
 OVERDUE_MS = 60_000
@@ -119,7 +119,7 @@ class PeersNoun(Noun):
         here = {"numbers": numbers_of(sessions)}
         found = yield from rows(OPEN_OF_SESSIONS, **here, limit=limit)
         for ask in found:
-            yield from settle(runtime, ask, "cancelled", CANCELLED)
+            yield from settle(runtime, ask, "cancelled", WITH_ASKER)
         if len(found) < limit:
             yield from batch(Query(CANCEL_PAUSES, here), Query(CLOSE_ANSWERED, here))
             yield from _answer_cancelled(runtime, sessions)
@@ -224,7 +224,7 @@ def _answer_cancelled(runtime: Runtime, sessions: Sequence[SessionRef]) -> Op[No
     found = yield from rows(SERVED_BY, ids=given(each.id for each in sessions))
     refs = {each.id: each for each in sessions}
     for ask in sorted(found, key=lambda row: int(row["number"])):
-        yield from answer_served(runtime, refs[ask["id"]], "cancelled", CANCELLED)
+        yield from answer_served(runtime, refs[ask["id"]], "cancelled", WITH_PEER)
 
 
 @query

@@ -71,7 +71,7 @@ from .records import (
     opened,
     pause_context,
 )
-from .settlement import cancel_rest, withdraw_item
+from .settlement import NOT_AWAITED, NOT_NEEDED, cancel_rest, withdraw_item
 
 PAUSE_COLUMNS = """number, id, session_number, session_id, root_id, generation, agent, reason,
     state, need, keeps_rest, open_asks, ok_asks, wakes_at, resumed_version, context, question,
@@ -398,7 +398,7 @@ def make_ready(
 def _leave_rest(runtime: Runtime, pause: Row) -> Op[None]:
     """Cancel the asks that are still open, or keep them for the next pause."""
     if not pause["keeps_rest"]:
-        yield from cancel_rest(runtime, pause)
+        yield from cancel_rest(runtime, pause, NOT_NEEDED)
         return
     given = {"number": pause["number"], "session_number": pause["session_number"]}
     yield from defer(KEEP_REST, **given)
@@ -434,7 +434,7 @@ def close(
     given = {"number": pause["number"], "session_number": pause["session_number"]}
     yield from defer(CLOSE, number=pause["number"])
     if pause["state"] == "waiting":
-        yield from cancel_rest(runtime, pause)
+        yield from cancel_rest(runtime, pause, NOT_AWAITED)
     yield from defer(CLOSE_ASKS, **given)
     if item_id != resumption_id(pause):
         yield from withdraw_item(runtime, resumption_id(pause), fences=fences)

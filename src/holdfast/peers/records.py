@@ -10,6 +10,7 @@ from ..codec import Codec
 from ..dataclass import dataclass
 from ..kernel.operation import C, Row
 from ..leases import Keeper
+from ..records import Effect
 from ..wire import travels
 
 AnswerStatus = Literal["ok", "error", "timeout", "cancelled"]
@@ -69,6 +70,9 @@ class PeerCall:
     answer: Answer | None
     late: Answer | None
     created_at: int
+    open_effects: tuple[Effect, ...] | None = None
+    """The effects without a known outcome of the peer's session, if the call was cancelled or has
+    timed out: the peer may have acted. None in lists, which do not read them."""
 
 
 @travels

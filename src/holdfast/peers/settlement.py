@@ -34,7 +34,12 @@ OPEN_OF_PAUSE = f"""
 """
 IDLE = frozenset({"scheduled", "pending", "review"})
 TIMED_OUT = "The peer did not answer before its deadline."
-CANCELLED = "The call was cancelled."
+CANCELLED = "The call was cancelled"
+WITH_ASKER = f"{CANCELLED} with the session that asked."
+WITH_PEER = f"{CANCELLED} with the session that served it."
+BY_ASKER = f"{CANCELLED} by the store that asked."
+NOT_NEEDED = f"{CANCELLED} because the pause that waited for it needs no more answers."
+NOT_AWAITED = f"{CANCELLED} because the session that asked no longer waits for it."
 
 
 def settle(
@@ -99,16 +104,22 @@ def answer_topic(ask_id: str) -> str:
     return f"answer:{ask_id}"
 
 
-def cancel_asks(runtime: Runtime, asks: Iterable[Row]) -> Op[None]:
+def by_hand(runtime: Runtime) -> str:
+    """Return that somebody cancelled a call, and with which token."""
+    actor = runtime.actor
+    return f"{CANCELLED} by hand{f', with token {actor.name}' if actor.token_id else ''}."
+
+
+def cancel_asks(runtime: Runtime, asks: Iterable[Row], why: str) -> Op[None]:
     """Settle calls as cancelled, and stop their peers; no pause counts them."""
-    settled = yield from together(settle(runtime, ask, "cancelled", CANCELLED) for ask in asks)
+    settled = yield from together(settle(runtime, ask, "cancelled", why) for ask in asks)
     yield from stop_peers(runtime, [row["id"] for row in settled if row is not None])
 
 
-def cancel_rest(runtime: Runtime, pause: Row) -> Op[None]:
+def cancel_rest(runtime: Runtime, pause: Row, why: str) -> Op[None]:
     """Cancel the calls of a pause that are still open."""
     place = {"session_number": pause["session_number"], "number": pause["number"]}
-    yield from cancel_asks(runtime, (yield from rows(OPEN_OF_PAUSE, **place)))
+    yield from cancel_asks(runtime, (yield from rows(OPEN_OF_PAUSE, **place)), why)
 
 
 def stop_peers(runtime: Runtime, ids: Sequence[str]) -> Op[None]:

@@ -283,7 +283,11 @@ def _ready(item: Item[Any]) -> Op[str]:
     before = {0: "nothing", 1: "1 item"}.get(count, before)
     hint = f"{running}{'' if running < COUNTED_MAX else ' or more'} of the queue run now."
     if not running:
-        hint = "none of the queue runs now: is a worker serving it?"
+        hint = (
+            "no item of the queue is leased now. Either no worker serves the queue, or all of its "
+            "workers' slots are taken by handlers that did not stop after their items were "
+            "cancelled or lost; their logs say so."
+        )
     return f"It is ready, with {before} before it in queue {item.queue!r}; {hint}"
 
 

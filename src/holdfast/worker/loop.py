@@ -474,16 +474,19 @@ class WorkerLoop:
         log_losses(self._store, lost)
         for attempt in running:
             # A cancelled item is still held: its handler may finish what it is doing.
-            extra = 0.0 if attempt.kept.is_lost else self._options.drain_seconds
-            if not attempt.stops_for(max(STOP_SECONDS, extra)) or not self.abandoned.has_room(
-                attempt
-            ):
+            more_seconds = 0.0 if attempt.kept.is_lost else self._options.drain_seconds
+            if not attempt.stops_for(max(STOP_SECONDS, more_seconds)):
                 continue
-            if attempt.kept.is_lost:
-                self._abandon(attempt, "lost")
-            else:
-                attempt.is_ending = True
-                in_thread(partial(self._end_cancelled, attempt))
+            if self.abandoned.has_room(attempt):
+                self._leave(attempt)
+
+    def _leave(self, attempt: HandlerRun) -> None:
+        """Wait no longer for a handler that was told to stop."""
+        if attempt.kept.is_lost:
+            self._abandon(attempt, "lost")
+        else:
+            attempt.is_ending = True
+            in_thread(partial(self._end_cancelled, attempt))
 
     @property
     def _watch_seconds(self) -> float:
