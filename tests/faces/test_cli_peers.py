@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 import holdfast
 from tests.faces.test_cli_sessions import Run, data, lines, quick
 
@@ -47,6 +49,35 @@ def test_calls_are_listed_shown_answered_and_cancelled(place: dict[str, Any], qu
     with holdfast.open(**place) as store:
         [item] = store.work.claim("w", queues="agent:planner")
         assert [each.status for each in item.resume().answers] == ["ok", "cancelled"]
+
+
+def test_a_cancelled_call_shows_why_and_what_its_peer_may_have_done(
+    place: dict[str, Any], quick: Run
+) -> None:
+    @holdfast.tool(effect="mutate")
+    def pay(order: str) -> str:
+        """Pay, while somebody cancels the call."""
+        with holdfast.open(**place) as other:
+            assert other.cancel_ask(call.id)
+        return "paid"
+
+    with holdfast.open(**place) as store:
+        session = store.session("trip", agent="planner")
+        call = session.ask("payer", "o-1")
+        session.pause()
+        [item] = store.work.claim("w", queues="agent:payer")
+        with pytest.raises(holdfast.LeaseLost):
+            item.receive().session.call(pay, order="o-1")
+    shown = quick("peers", "show", call.id).stdout
+    for text in ("The call was cancelled by hand.", "The peer may have acted", "pay", "completed"):
+        assert text in shown
+    [effect] = data(quick("peers", "show", call.id, "--json"))["open_effects"]
+    assert (effect["tool"], effect["status"]) == ("pay", "issued")
+    shown = quick("effects", "show", str(effect["number"])).stdout
+    assert "Its owner reported that it landed; confirm with" in shown
+    doctor = quick("doctor").stdout
+    assert "1 effect whose outcome was reported too late to count" in doctor
+    assert data(quick("peers", "list", "--json"))["calls"][0]["open_effects"] is None
 
 
 def test_approvals_are_listed_shown_and_decided_with_who_and_why(

@@ -180,7 +180,11 @@ async def test_why_is_a_sentence_for_every_state(subject: Subject) -> None:
     async def why(item: Any) -> str:
         return str(await done(work.why(item.id)))
 
-    nobody = "none of the queue runs now: is a worker serving it?"
+    nobody = (
+        "no item of the queue is leased now. Either no worker serves the queue, or all of its "
+        "workers' slots are taken by handlers that did not stop after their items were cancelled "
+        "or lost; their logs say so."
+    )
     assert await why(first) == f"It is ready, with nothing before it in queue 't'; {nobody}"
     [held] = await done(work.claim("ann", lease_seconds=60))
     ready = "It is ready, with nothing before it in queue 't'; 1 of the queue run now."

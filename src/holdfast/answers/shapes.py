@@ -49,7 +49,9 @@ PEER_CALL = Shape(
         "late": ANSWER.optional("late"),
         "open_effects": (
             EFFECT.many | None,
-            lambda call: call.open_effects and list(map(EFFECT, call.open_effects)),
+            lambda call: (
+                None if call.open_effects is None else list(map(EFFECT, call.open_effects))
+            ),
         ),
     },
 )
