@@ -108,8 +108,13 @@ async def test_a_request_that_asks_whether_to_stop_is_told(subject: Subject) -> 
             await until(lambda: store.work.get("request p"), lambda item: item.attempts == 1)
             assert await done(store.cancel_ask("p"))
             await until(lambda: worker.counts, lambda counts: counts["lost"] == 1)
+            await done(mesh.request("slow", "polite", request_id="q", wait_seconds=0))
+            await until(lambda: store.work.get("request q"), lambda item: item.attempts == 1)
+            assert await done(store.work.cancel("request q")) == "in_progress"
+            await until(lambda: worker.counts, lambda counts: counts["cancelled"] == 1)
             assert worker.abandoned == 0
-    assert hanging.heard == ["LeaseLost"]
+    assert hanging.heard == ["LeaseLost", "WorkCancelled"]
+    assert (await done(store.peer_call("q"))).state == "cancelled"
     assert any(line.startswith("INFO call p (request) was cancelled; ") for line in lines)
     assert not any(line.startswith("WARNING") for line in lines)
 
