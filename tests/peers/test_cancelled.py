@@ -184,7 +184,7 @@ async def test_what_a_cancelled_peer_may_have_done_is_told_with_its_call(subject
     [effect] = (await done(store.find_ask(payer.id))).open_effects
     assert (effect.status, effect.late["status"]) == ("issued", "completed")
     assert effect.late["result"] == "paid"
-    assert [each.open_effects for each in await done(store.asks())] == [None, None]
+    assert [each.open_effects for each in await done(store.asks())] == [(), None]
 
 
 def test_a_process_with_handlers_that_hang_still_drains(place: dict[str, Any]) -> None:

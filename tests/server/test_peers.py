@@ -44,7 +44,9 @@ def test_calls_are_listed_read_answered_and_cancelled(shared: Served) -> None:
     cancelled = [shared.post(f"/asks/{second}/cancel").json()["changed"] for _ in range(2)]
     assert cancelled == [True, False]
     found = shared.get(f"/asks/{second}").json()
-    assert (found["open_effects"], listed[0]["open_effects"]) == ([], None)
+    listed = shared.get(f"/sessions/{session}/asks").json()["asks"]
+    assert found["open_effects"] == []
+    assert [each["open_effects"] for each in listed] == [[], None, []]
     assert found["answer"]["result"].startswith("The call was cancelled by hand")
     late = shared.post(f"/asks/{second}/answer", json={"result": 1}).json()
     assert late["receipt"] == "late"

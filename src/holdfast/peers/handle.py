@@ -326,7 +326,7 @@ class StorePeers(Handle[C]):
         draft = yield from drafted(self.runtime, asked, "request_id")
         known = yield from lock_new_tree(draft)
         row = yield from add_ask(self.runtime, None, draft, known, user=user, root_id=draft.id)
-        return call_of(self.runtime.codec, row)
+        return (yield from self._call(row))
 
     @operation
     def answer(
@@ -367,7 +367,7 @@ class StorePeers(Handle[C]):
     def _followed(self, ask_id: str, after: int) -> Op[tuple[PeerCall, list[Event]]]:
         """Return a call, and what happened in its tree after a position of the feed."""
         require_whole("after", after, 0)
-        call = call_of(self.runtime.codec, (yield from read_ask(ask_id)))
+        call = yield from self._call((yield from read_ask(ask_id)))
         given = self.runtime.codec, call.root_id
         try:
             found = yield from read_events(*given, after, EVENTS_PER_READ_MAX)
@@ -390,8 +390,8 @@ class StorePeers(Handle[C]):
 
     def _call(self, row: Row) -> Op[PeerCall]:
         call = call_of(self.runtime.codec, row)
-        if call.state not in {"cancelled", "timeout"}:
-            return replace(call, open_effects=())
+        if call.open_effects is not None:
+            return call
         # The peer's session has the id of the call; effects outlive a session that was deleted.
         place = yield from one(READ_PLACE_BY_ID, id=call.id)
         number = 0 if place is None else place["number"]

@@ -18,6 +18,7 @@ AskState = Literal["open", "ok", "error", "timeout", "cancelled"]
 PauseReason = Literal["peers", "approval", "time"]
 PauseState = Literal["waiting", "ready", "resumed", "closed", "cancelled"]
 Receipt = Literal["counted", "duplicate", "late"]
+STOPPED = frozenset({"timeout", "cancelled"})
 ASK_STATES: tuple[AskState, ...] = get_args(AskState)
 PAUSE_REASONS: tuple[PauseReason, ...] = get_args(PauseReason)
 PAUSE_STATES: tuple[PauseState, ...] = get_args(PauseState)
@@ -72,7 +73,7 @@ class PeerCall:
     created_at: int
     open_effects: tuple[Effect, ...] | None = None
     """The effects without a known outcome of the peer's session, if the call was cancelled or has
-    timed out: the peer may have acted. None in lists, which do not read them."""
+    timed out: the peer may have acted. Lists do not read them: there they are None then."""
 
 
 @travels
@@ -253,6 +254,7 @@ def call_of(codec: Codec, row: Row) -> PeerCall:
         timeout_seconds=None if row["timeout_ms"] is None else row["timeout_ms"] / 1000,
         answer=answer_of(codec, row),
         late=answer_of(codec, row, "late"),
+        open_effects=None if row["state"] in STOPPED else (),
     )
 
 
