@@ -439,7 +439,8 @@ def other_application_id(path: Path) -> None:
 
 def changed(path: Path, change: Callable[[bytes], bytes]) -> None:
     path.write_bytes(change(made(path).read_bytes()))
-    path.with_name(f"{path.name}-lock").unlink()
+    for suffix in ("-lock", "-turn"):
+        path.with_name(f"{path.name}{suffix}").unlink()
 
 
 def without_header(path: Path) -> None:

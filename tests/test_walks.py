@@ -24,12 +24,12 @@ RECORDS = f"{HOME}dataclass.py"
 MESSAGES = [{"role": "user", "content": "hello"}]
 
 LIMITS = {
-    "append": (60, 12, 12),
-    "save": (64, 12, 12),
-    "call": (111, 18, 16),
-    "claim": (40, 11, 12),
-    "complete": (40, 10, 11),
-    "increment": (76, 16, 16),
+    "append": (61, 13, 12),
+    "save": (65, 13, 12),
+    "call": (112, 19, 16),
+    "claim": (41, 12, 12),
+    "complete": (41, 11, 11),
+    "increment": (77, 17, 16),
 }
 
 

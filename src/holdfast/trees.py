@@ -35,7 +35,7 @@ from .wire import travels
 # SQLite a writer waits for a whole pass: these take a few milliseconds.
 SESSIONS_AT_ONCE = 50
 SESSIONS_PER_PASS = 8
-SESSIONS_CLOSED_PER_PASS = 250
+SESSIONS_CLOSED_PER_PASS = 100
 SESSIONS_PER_PAGE = 10_000
 ROWS_PER_PASS = 1_000
 EVENTS_PER_PASS = 250

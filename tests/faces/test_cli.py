@@ -360,7 +360,12 @@ def test_doctor_finds_a_sound_store_well(
     assert len(findings) == len(result.stdout.splitlines()) - 2
     if "namespace" not in filled:
         assert "integrity_check found no damage." in [found["message"] for found in findings]
-        assert names_in(file_of(filled).parent) == ["here", "store.db", "store.db-lock"]
+        assert names_in(file_of(filled).parent) == [
+            "here",
+            "store.db",
+            "store.db-lock",
+            "store.db-turn",
+        ]
 
 
 def test_doctor_looks_at_a_store_that_is_in_use(
@@ -414,7 +419,7 @@ def file(here: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("suffix", ["", "-lock"])
+@pytest.mark.parametrize("suffix", ["", "-lock", "-turn"])
 def test_doctor_finds_files_that_others_can_read(suffix: str, quick: Run, file: Path) -> None:
     path = file.with_name(file.name + suffix)
     path.chmod(0o640)
@@ -837,7 +842,7 @@ def test_the_url_comes_from_the_environment(quick: Run, here: Path, tmp_path: Pa
     assert (relative.returncode, relative.stdout) == (2, "")
     assert "HOLDFAST_URL 'sqlite:///a.db' is relative" in relative.stderr
     assert quick("migrate", "--url", "sqlite:///a.db", "--namespace", "tenant").returncode == 0
-    assert names_in(here) == ["tenant-a.db", "tenant-a.db-lock"]
+    assert names_in(here) == ["tenant-a.db", "tenant-a.db-lock", "tenant-a.db-turn"]
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def test_a_trip_is_charged_once_however_often_its_agent_is_killed(tmp_path: Path
     assert trip["tokens_not_spent_again"] == plain["tokens"] - trip["tokens"] > 0
     assert told["problems"] == []
 
-    assert {path.name for path in tmp_path.iterdir()} <= {"demo.db", "demo.db-lock"}
+    assert {path.name for path in tmp_path.iterdir()} <= {"demo.db", "demo.db-lock", "demo.db-turn"}
     with holdfast.open(f"sqlite:///{tmp_path}/demo.db") as store:
         session = store.find_session(trip["id"])
         assert session.spent().tokens == trip["tokens"]

@@ -20,7 +20,7 @@ import pytest
 import holdfast
 from holdfast.kernel.driver import Hooks, Trace
 from holdfast.kernel.operation import Op, operation, rows
-from holdfast.kernel.sqlite.transactions import SideLock
+from holdfast.kernel.sqlite.side_lock import SideLock
 from holdfast.testing.nouns import Counter
 from tests.crash.children import Child
 from tests.faults.workload import Clients, each_connection, found_in, in_threads, together
@@ -165,7 +165,7 @@ def stopped_holder(path: Path) -> Iterator[Child]:
     """Another process that holds the writers' lock and was stopped."""
 
     def hold(say: Callable[[str], None]) -> None:
-        lock = SideLock(path.with_name(path.name + "-lock"))
+        lock = SideLock(path)
         lock.acquire()
         say("held")
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -364,9 +364,9 @@ def test_a_store_is_opened_and_closed_again_and_again_and_leaves_nothing_behind(
                 Counter(store).value()
     report(f"1,000 times opened and closed in {time.monotonic() - started:.1f} s")
     after = left()
-    assert after.pop("files") == ["live.db", "live.db-lock"] == before.pop("files")
+    assert after.pop("files") == ["live.db", "live.db-lock", "live.db-turn"] == before.pop("files")
     assert after == before
-    lock = SideLock(path.with_name("live.db-lock"))
+    lock = SideLock(path)
     assert lock.try_acquire(), "the lock is still held"
     lock.close()
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.kernel.sqlite.transactions import SideLock
+from holdfast.kernel.sqlite.side_lock import SideLock
 from holdfast.kernel.threads import Latch, Thread
 from holdfast.testing.nouns import Counter
 from tests.faults.interrupts import OPERATIONS, run
@@ -34,7 +34,7 @@ def check_usable(store: holdfast.Store, path: Path, note: str) -> None:
     engine: Any = engine_of(store)
     connection = engine.writer.connection
     assert connection is None or not connection.in_transaction, "a transaction is open"
-    other = SideLock(path.with_name(path.name + "-lock"))
+    other = SideLock(path)
     assert other.try_acquire(), "the lock between processes is held"
     other.close()
 

@@ -91,6 +91,7 @@ def disk(path: Path) -> Iterator[Path]:
 def test_nothing_is_written_and_nothing_left_beside_the_file(path: Path) -> None:
     fill(path)
     path.with_name("store.db-lock").unlink()
+    path.with_name("store.db-turn").unlink()
     before = files(path)
     assert ids(path) == ["s"]
     assert check(f"sqlite:///{path}")

@@ -234,7 +234,7 @@ def test_a_file_that_others_can_open_is_warned_of(
     assert f"{path} is open to other users (mode 0644); run `chmod 600 {path}`" in caplog.text
 
 
-@pytest.mark.parametrize("suffix", ["", "-wal", "-shm", "-journal", "-lock"])
+@pytest.mark.parametrize("suffix", ["", "-wal", "-shm", "-journal", "-lock", "-turn"])
 def test_a_symbolic_link_is_refused_and_what_it_names_is_left_alone(
     tmp_path: Path, suffix: str
 ) -> None:

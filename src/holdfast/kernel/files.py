@@ -216,7 +216,7 @@ def _is_at(path: Path, descriptor: int) -> bool:
 
 def _remove(path: Path) -> None:
     """Remove a file and the companion files of an SQLite database."""
-    for suffix in ("", "-journal", "-wal", "-shm", "-lock"):
+    for suffix in ("", "-journal", "-wal", "-shm", "-lock", "-turn"):
         path.with_name(path.name + suffix).unlink(missing_ok=True)
 
 

@@ -35,7 +35,7 @@ PAGES_PER_STEP = 1_000
 # SQLite's locks are not reliable on these file systems.
 NETWORK_FILE_SYSTEMS = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "fuse.sshfs", "ceph"}
 
-BESIDE = ("", "-wal", "-shm", "-journal", "-lock")
+BESIDE = ("", "-wal", "-shm", "-journal", "-lock", "-turn")
 log = logging.getLogger("holdfast.kernel")
 
 _creating = threading.Lock()

@@ -7,6 +7,7 @@ import contextlib
 import queue
 import shutil
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -202,12 +203,16 @@ class SqliteDriver(open_file.OpenFile):
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        with self.writer.mutex:
-            self.writer.side_lock.acquire()
+        writer = self.writer
+        with writer.mutex:
             try:
+                if not writer.side_lock.try_acquire():
+                    if (seconds := writer.rest_until - time.monotonic()) > 0:
+                        time.sleep(seconds)
+                    writer.side_lock.acquire()
                 yield
             finally:
-                self.writer.side_lock.release()
+                writer.side_lock.release()
 
     # The writer thread
 

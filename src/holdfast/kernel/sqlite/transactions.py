@@ -8,8 +8,6 @@ delivered before the batch is durable.
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import functools
 import os
 import threading
 import time
@@ -39,8 +37,8 @@ from ..commit_settlement import (
 from ..driver import Boundary, Execution, Point, Settings
 from ..operation import Query, Row
 from ..sql import Dialect, Statement
-from ..threads import Thread
-from .connection import BUSY_MS, connect, lock_error, prepare_file, translate
+from .connection import BUSY_MS, connect, prepare_file, translate
+from .side_lock import SideLock
 
 R = TypeVar("R")
 
@@ -51,6 +49,12 @@ SETTLED_MS = 3_000
 WAL_BYTES_KEPT = 16 * 2**20
 WAL_LOOK_SECONDS = 1.0
 WAL_WAIT_MS = 50
+# After statements that took longer than this (a pass of maintenance, a batch of many calls) a
+# process lets others write for as long as it has written itself. A call of two transactions would
+# otherwise wait for two passes, one before each. How long the disk takes does not count: a single
+# write never rests.
+LONG_SECONDS = 0.001
+REST_SECONDS_MAX = 0.02
 
 
 def fetch(
@@ -100,58 +104,6 @@ def read_all(
             [fetch(connection, texts.statement(query.sql), query, now_ms) for query in queries]
         )
     return execution.result
-
-
-class SideLock:
-    """A lock file beside the database, where the OS queues the writers of all processes."""
-
-    def __init__(self, path: Path) -> None:
-        try:
-            # A file object is closed by its finalizer if the caller is interrupted.
-            self._file = open(path, "ab", buffering=0, opener=_private)  # noqa: SIM115
-        except OSError as error:
-            raise lock_error(path, error) from error
-        self._descriptor = self._file.fileno()
-        # One C call, so an interrupt comes before or after it.
-        self.release = functools.partial(fcntl.flock, self._descriptor, fcntl.LOCK_UN)
-
-    def acquire(self) -> None:
-        """Wait for the lock, without polling, so that nobody starves."""
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
-
-    def try_acquire(self) -> bool:
-        """Take the lock if it is free."""
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
-
-    def acquire_within(self, seconds: float) -> bool:
-        """Wait for the lock with a timeout: a stopped process may hold it."""
-        if self.try_acquire():
-            return True
-        decision, acquired = threading.Lock(), threading.Event()
-
-        def wait() -> None:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if decision.acquire(blocking=False):
-                acquired.set()
-            else:
-                fcntl.flock(descriptor, fcntl.LOCK_UN)
-            os.close(descriptor)
-
-        descriptor = os.dup(self._descriptor)
-        Thread(wait, "holdfast-lock").start()
-        return acquired.wait(seconds) or not decision.acquire(blocking=False)
-
-    def close(self) -> None:
-        """Close the file; a forked child does this so that it cannot hold the parent's lock."""
-        self._file.close()
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
 def file_status(name: str) -> tuple[int, ...] | None:
@@ -259,9 +211,11 @@ class Writer:
         self._is_wal_moved = False
         self._wal_look_at = 0.0
         self._runs_uncounted = False
+        self.rest_until = 0.0
+        """When to ask for the lock again if others want it, in monotonic time."""
         self.files = Files(path)
         prepare_file(path, vfs)
-        self.side_lock = SideLock(path.with_name(path.name + "-lock"))
+        self.side_lock = SideLock(path)
 
     def open(self) -> apsw.Connection:
         """Return the connection, opened if needed; the first one enables WAL mode."""
@@ -353,17 +307,22 @@ class Writer:
             raise translate(error, self.path) from error
 
     def _transact(self, jobs: Sequence[Job]) -> None:
+        started = time.monotonic()
         try:
             connection = self.connection or self.open()
             changes_before = self._begin(connection, jobs[0])
             for job in jobs:
                 self._run(job, is_alone=len(jobs) == 1)
+            worked = time.monotonic() - started
             # A batch that changed nothing costs no fsync.
             has_changed = self._runs_uncounted or connection.total_changes() != changes_before
             if has_changed and any(job.error is None for job in jobs):
                 self._commit(jobs[0])
                 if time.monotonic() >= self._wal_look_at:
                     self._shrink_wal()
+            if worked > LONG_SECONDS:
+                ended = time.monotonic()
+                self.rest_until = ended + min(ended - started, REST_SECONDS_MAX)
         except apsw.Error as error:
             self.close()
             raise TransactionEnded from translate(error, self.path)
