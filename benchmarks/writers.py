@@ -1,8 +1,9 @@
 """Many writers of one PostgreSQL tree: are they together as fast as one alone?
 
 Every writer is a connection of its own and appends to its own session of the same tree, so all of
-them wait for the tree's row. They are threads of some processes. The last contestant has the same
-writers without the queue in front of the row, to see what it is good for.
+them wait for the tree's row. They are threads of some processes, whose calls share transactions.
+The other contestants show what that is good for, and the queue in front of the row: the same
+writers with a transaction for each call, and these without the queue.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ from .costs import MESSAGE, SERVER_CPU, server_time
 from .measure import RATE, Contestant, Figures, Report, Target, compare, environment, percentile
 
 ROOT = "root"
-ONE, MANY, UNQUEUED = "one writer", "all writers", "all writers, without the queue"
+ONE, MANY = "one writer", "all writers"
+APART, UNQUEUED = "all writers, a transaction each", "the same without the queue"
+NOT_SHARED = ("gathering_of",)
+NOT_QUEUED = ("gathering_of", "queue_of")
 GRACE_SECONDS = 120.0
 PATIENCE_SECONDS = 60.0
 
@@ -53,12 +57,12 @@ class Order:
 
     threads: int
     seconds: float
-    is_queued: bool
+    absent: Sequence[str] = ()
+    """The functions that are to return nothing: `gathering_of`, `queue_of`."""
 
 
 def write(pipe: Connection, dsn: str, schema: str, threads: int) -> None:
     """Write as ordered, and send the latency of each append."""
-    no_queue = patch.object(transactions, "queue_of", return_value=None)
     with contextlib.ExitStack() as stack:
         stores = [
             stack.enter_context(
@@ -69,7 +73,9 @@ def write(pipe: Connection, dsn: str, schema: str, threads: int) -> None:
         sessions = [store.session(parent=ROOT) for store in stores]
         pipe.send([])
         while (order := pipe.recv()) is not None:
-            with contextlib.nullcontext() if order.is_queued else no_queue:
+            with contextlib.ExitStack() as without:
+                for name in order.absent:
+                    without.enter_context(patch.object(transactions, name, return_value=None))
                 pipe.send(_append(sessions[: order.threads], order.seconds))
 
 
@@ -134,7 +140,7 @@ def _latencies(pipe: Connection) -> list[float]:
 
 
 def run(console: Console, *, quick: bool) -> Report:
-    """Measure one writer, all, and all without the queue."""
+    """Measure one writer, all, and all without what helps them."""
     plan = QUICK if quick else FULL
     with servers.postgres() as dsn, servers.schemas(dsn, 1) as [schema]:
         report = Report("writers", environment() | servers.settings(dsn))
@@ -142,9 +148,14 @@ def run(console: Console, *, quick: bool) -> Report:
             count = plan.processes * plan.threads
             everybody = functools.partial(Order, plan.threads, plan.seconds)
             contestants = [
-                Contestant(ONE, lambda: together(pipes[:1], Order(1, plan.seconds, True), dsn)),
-                Contestant(MANY, lambda: together(pipes, everybody(True), dsn), ONE),
-                Contestant(UNQUEUED, lambda: together(pipes, everybody(False), dsn), ONE),
+                Contestant(ONE, lambda: together(pipes[:1], Order(1, plan.seconds), dsn)),
+                Contestant(MANY, lambda: together(pipes, everybody(), dsn), ONE),
+                Contestant(APART, lambda: together(pipes, everybody(NOT_SHARED), dsn), ONE),
+                Contestant(
+                    UNQUEUED,
+                    lambda: together(pipes, everybody(NOT_QUEUED), dsn),
+                    ONE,
+                ),
             ]
             title = f"PostgreSQL: appends to one tree by one and by {count} writers"
             table = compare(title, contestants, rounds=plan.rounds, key=RATE)

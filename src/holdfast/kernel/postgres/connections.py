@@ -93,6 +93,7 @@ class Connections:
         self.retired: list[str] = []
         """Writers whose connection was closed while idle: none of their commits is in doubt."""
         self._target = target
+        self.dsn = target.dsn
         self._places: list[weakref.ref[Slot]] = []
         self._waiting: deque[Turn] = deque()
         # A signal handler may enter while its thread holds the lock.

@@ -119,7 +119,7 @@ class AsyncPostgresDriver(AsyncDriver):
         """Run a call and return its result once it is durable."""
         self._twin.require_usable()
         require_loop(self._loop)
-        return await drive_async(self._transactions.run(call), self._perform)
+        return await drive_async(self._transactions.run(call, loop=self._loop), self._perform)
 
     async def close(self) -> None:
         """Close the store, in a thread because it may block."""

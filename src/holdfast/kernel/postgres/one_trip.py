@@ -33,13 +33,24 @@ def statements(
     execution: Execution[Any], services: Services, writer_id: str, batch: int
 ) -> list[Query]:
     """Return all queries of the call, the last one with the events and the mark."""
+    before, last, events = _parts(execution, services)
+    parameters = {**last.parameters, **events.parameters, "writer_id": writer_id, "batch": batch}
+    return [*before, Query(_with_done(last.sql, events.sql), parameters)]
+
+
+def statements_in_group(execution: Execution[Any], services: Services) -> list[Query]:
+    """Return all queries of the call; the last one fails if it does not decide."""
+    before, last, events = _parts(execution, services)
+    parameters = {**last.parameters, **events.parameters}
+    return [*before, Query(_done_or_failed(last.sql, events.sql), parameters)]
+
+
+def _parts(execution: Execution[Any], services: Services) -> tuple[list[Query], Query, Query]:
     assert execution.decide is not None
     *before, last = execution.whole()
     emits = execution.decide.emits
     events = services.events_if_done(emits) if emits else Query("", {})
-    parameters = {**last.parameters, **events.parameters, "writer_id": writer_id, "batch": batch}
-    decisive = Query(_with_done(last.sql, events.sql), parameters)
-    return [*(_found_or_failed(each) if each.must_find else each for each in before), decisive]
+    return [_found_or_failed(each) if each.must_find else each for each in before], last, events
 
 
 def conclude(execution: Execution[Any], answers: list[list[Row]]) -> None:
@@ -73,6 +84,13 @@ def answer_lost(execution: Execution[Any], commit_id: str) -> CommitUnknown:
 def _with_done(sql: str, events: str) -> str:
     parts = [f"done AS ({sql})", *([events] if events else []), f"marked AS ({MARK_BATCH_IF_DONE})"]
     return f"WITH {', '.join(parts)} SELECT * FROM done"  # noqa: S608 - our own statements
+
+
+@functools.lru_cache(maxsize=1_000)
+def _done_or_failed(sql: str, events: str) -> str:
+    found = "found AS MATERIALIZED (SELECT 1 / count(*) FROM done)"
+    parts = [f"done AS ({sql})", *([events] if events else []), found]
+    return f"WITH {', '.join(parts)} SELECT done.* FROM found LEFT JOIN done ON true"  # noqa: S608
 
 
 def _found_or_failed(query: Query) -> Query:

@@ -7,9 +7,11 @@ the events with COMMIT.
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 import psycopg
@@ -37,6 +39,7 @@ from .connections import CONNECTIONS_MAX, Connections
 from .errors import is_connection_lost, is_read_only, translate
 from .notify import Notifier
 from .pipeline import Connect, DriverStep, Link, Message, Queue, Reply, Send, Sleep, Slot
+from .shared_commits import Gathering, Member, gathering_of
 from .tree_queues import ENTER_QUEUE, queue_of
 
 R = TypeVar("R")
@@ -100,14 +103,23 @@ class Transactions:
         self._settling = f"SELECT {made}"
         self._takes_several: set[str] = set()
 
-    def run(self, call: Call[R], *, repeats: bool = False, until: float = 0.0) -> Steps[R]:
+    def run(
+        self,
+        call: Call[R],
+        *,
+        repeats: bool = False,
+        until: float = 0.0,
+        loop: Hashable = None,
+    ) -> Steps[R]:
         """Run a call in one transaction; re-run it after transient errors.
 
-        One that `repeats` is idempotent: a lost COMMIT of it is not settled but repeated.
+        One that `repeats` is idempotent: a lost COMMIT of it is not settled but repeated. `loop` is
+        the event loop that drives the call, if one does.
         """
         self._require_allowed(call)
         deadline = until or time.monotonic() + self.settings.busy_timeout_seconds
-        runs = self._write if call.operation.mode == "write" else self._read
+        writes = partial(self._write, loop=loop)
+        runs = writes if call.operation.mode == "write" else self._read
         tries = 1
         lock_first: set[str] = set()
         is_refused = False
@@ -242,14 +254,16 @@ class Transactions:
                 return
         self._lending.discard(connection, is_server_away=is_lost)
 
-    def _write(self, connection: Link, execution: Execution[R]) -> Steps[bool]:
+    def _write(
+        self, connection: Link, execution: Execution[R], loop: Hashable = None
+    ) -> Steps[bool]:
         """BEGIN … COMMIT; a transaction that changed nothing is rolled back, without an fsync."""
         if not (execution.queries or execution.emits or execution.deferred):
             return True
         if execution.call.operation.is_marked and not connection.writer_id:
             yield from self._name(connection)
         if one_trip.is_possible(execution):
-            return (yield from self._write_at_once(connection, execution))
+            return (yield from self._write_shared(connection, execution, loop))
         has_changed = False
         opening = [Message("BEGIN", boundary="begin"), *self._open(connection, execution)]
         while queries := execution.queries:
@@ -263,6 +277,76 @@ class Transactions:
             yield from self._commit(connection, commit, execution)
         elif not opening:
             yield from self._send(connection, [Message("ROLLBACK")], execution)
+        return True
+
+    def _write_shared(
+        self, connection: Link, execution: Execution[R], loop: Hashable
+    ) -> Steps[bool]:
+        """Run a call that begins with a `Decide`, together with others of its tree if possible."""
+        assert self._lending is not None
+        gathering = gathering_of((self._lending.dsn, self._schema, loop), self.settings, execution)
+        if gathering is None:
+            return (yield from self._write_at_once(connection, execution))
+        member = Member(execution)
+        try:
+            gathering.join(member)
+            while not member.has_come:
+                yield Queue(member, QUEUE_LOOK_SECONDS)
+                is_left = not member.has_come and gathering.leave(member)
+                if is_left or (member.led_by() is None and not member.has_come):
+                    member.come(error=member.mark and _lost(*member.mark), is_alone=True)
+            if member.error is not None:
+                raise member.error
+            if member.answers is not None:
+                one_trip.conclude(execution, member.answers)
+                return True
+            if not member.is_alone and (others := gathering.gather(member)):
+                return (yield from self._write_group(connection, member, others, gathering))
+            return (yield from self._write_at_once(connection, execution))
+        finally:
+            gathering.leave(member)
+            gathering.pass_on(member)
+
+    def _write_group(
+        self, connection: Link, leader: Member, others: Sequence[Member], gathering: Gathering
+    ) -> Steps[bool]:
+        """Send several calls in one transaction; all are written, or none."""
+        connection.batch += 1
+        mark = (connection.writer_id, connection.batch)
+        execution, services = leader.execution, self.settings.services
+        settings = self._first(Query(self._settling, {}), execution)
+        opening = [Message("BEGIN", boundary="begin"), settings]
+        group = [
+            [*map(self.message, one_trip.statements_in_group(each.execution, services))]
+            for each in (leader, *others)
+        ]
+        marked = self.message(Query(MARK_BATCH, {"writer_id": mark[0], "batch": mark[1]}))
+        for each in others:
+            each.mark = mark
+        commit = Message("COMMIT", boundary="commit")
+        messages = [*opening, *itertools.chain(*group), marked, commit]
+        try:
+            replies = yield from self._commit(connection, messages, execution)
+        except psycopg.Error as error:
+            gathering.keep_apart()
+            is_busy = isinstance(error, pg.LockNotAvailable)
+            for each in others:
+                each.come(error=error if is_busy else None, is_alone=not is_busy)
+            if is_busy:
+                raise
+            yield from self._send(connection, [Message("ROLLBACK")], execution)
+            return (yield from self._write_at_once(connection, execution))
+        except BaseException:
+            for each in others:
+                each.come(error=_lost(*mark))
+            raise
+        gathering.pass_on(leader)
+        found = iter([reply.rows for reply in replies[len(opening) :]])
+        answers = [list(itertools.islice(found, len(each))) for each in group]
+        for each, theirs in zip(others, answers[1:], strict=True):
+            each.come(theirs)
+        self._note_followers(replies[len(opening) - 1])
+        one_trip.conclude(execution, answers[0])
         return True
 
     def _write_at_once(self, connection: Link, execution: Execution[R]) -> Steps[bool]:
@@ -465,6 +549,10 @@ class Transactions:
                 f"{call.name} conflicted with other writers {tries} times: {error}"
             ) from error
         yield Sleep(_pause(tries))
+
+
+def _lost(writer_id: str, batch: int) -> CommitLost:
+    return CommitLost(writer_id, batch, psycopg.OperationalError("the connection was lost"))
 
 
 def _pause(tries: int) -> float:
