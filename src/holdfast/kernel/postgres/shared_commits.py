@@ -22,6 +22,7 @@ from ..operation import Row
 GROUP_MAX = 32
 # After a group has failed, its calls are sent alone for this long.
 APART_SECONDS = 1.0
+FAILED_KEPT = 100
 
 
 def _nobody() -> None:
@@ -97,8 +98,6 @@ class Gathering:
         """Return the calls that are to be sent with the leader's."""
         group: list[Member] = []
         with self._lock:
-            if time.monotonic() < self._apart_until:
-                return []
             while len(group) < GROUP_MAX and (member := self._next()) is not None:
                 member.led_by = weakref.ref(leader)
                 group.append(member)
@@ -107,6 +106,12 @@ class Gathering:
     def keep_apart(self) -> None:
         """Note that a group has failed; the next may fail for the same reason."""
         self._apart_until = time.monotonic() + APART_SECONDS
+        _failed.append(self)
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether calls are to be sent alone for now."""
+        return time.monotonic() < self._apart_until
 
     def pass_on(self, member: Member) -> None:
         """Let the next one lead, if this one did."""
@@ -119,6 +124,8 @@ class Gathering:
 
 
 _gatherings: weakref.WeakValueDictionary[Hashable, Gathering] = weakref.WeakValueDictionary()
+# Otherwise what is known about them would be gone with their last call.
+_failed: deque[Gathering] = deque(maxlen=FAILED_KEPT)
 
 
 def gathering_of(

@@ -285,7 +285,7 @@ class Transactions:
         """Run a call that begins with a `Decide`, together with others of its tree if possible."""
         assert self._lending is not None
         gathering = gathering_of((self._lending.dsn, self._schema, loop), self.settings, execution)
-        if gathering is None:
+        if gathering is None or gathering.is_apart:
             return (yield from self._write_at_once(connection, execution))
         member = Member(execution)
         try:
