@@ -165,3 +165,22 @@ def test_a_thread_does_not_wait_for_calls_of_the_event_loop_that_it_runs(
         asyncio.run(run())
         clients.judge(sync)
     assert clients.outcomes == {"returned": 4}
+
+
+def test_a_call_that_is_cancelled_while_it_waits_for_others_is_never_run(
+    direct: dict[str, Any],
+) -> None:
+    async def run() -> None:
+        async with await holdfast.aopen(**direct) as store:
+            tasks = [asyncio.create_task(Counter(store).add_at_once()) for _ in range(3)]
+            await asyncio.to_thread(wait_until, lambda: waiting() == 2)
+            tasks[1].cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await tasks[1]
+            holder.rollback()
+            assert [await tasks[0], await tasks[2]] == [1, 2]
+            assert await Counter(store).value() == 2
+
+    with psycopg.connect(direct["url"]) as holder:
+        holder.execute(f'SELECT * FROM "{direct["namespace"]}".hf_trees FOR UPDATE'.encode())
+        asyncio.run(run())
