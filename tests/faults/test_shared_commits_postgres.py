@@ -172,7 +172,7 @@ def test_a_call_that_is_cancelled_while_it_waits_for_others_is_never_run(
 ) -> None:
     async def run() -> None:
         async with await holdfast.aopen(**direct) as store:
-            tasks = [asyncio.create_task(Counter(store).add_at_once()) for _ in range(3)]
+            tasks = [asyncio.ensure_future(Counter(store).add_at_once()) for _ in range(3)]
             await asyncio.to_thread(wait_until, lambda: waiting() == 2)
             tasks[1].cancel()
             with pytest.raises(asyncio.CancelledError):
