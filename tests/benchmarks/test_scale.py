@@ -80,13 +80,13 @@ def test_an_error_of_steady_work_is_not_hidden(
             dict(steady.watched(plan, store, postgres_dsn, namespace))
 
 
-def test_writers_of_one_tree_write_together_with_and_without_the_queue(
+def test_writers_of_one_tree_write_together_with_and_without_what_helps_them(
     postgres_dsn: str, namespace: str
 ) -> None:
     plan = writers.Plan(processes=2, threads=2, seconds=0.2, rounds=1)
     with writers.writers(plan, postgres_dsn, namespace) as pipes:
-        for is_queued in (True, False):
-            order = writers.Order(plan.threads, plan.seconds, is_queued)
+        for absent in ((), writers.NOT_SHARED, writers.NOT_QUEUED):
+            order = writers.Order(plan.threads, plan.seconds, absent)
             figures = writers.together(pipes, order, postgres_dsn)
             assert figures[RATE] * plan.seconds >= plan.processes * plan.threads
     with holdfast.open(postgres_dsn, namespace=namespace) as store:
