@@ -130,7 +130,7 @@ class WorkItem(ItemOps[C]):
         looks = resuming(self.session_number or 0, pause_id)
         driven, looked = yield from claims.drive_with(self, *looks)
         session = self._session(driven.fence)
-        resumption = yield from resume(session, pause_id, driven.version, looked)
+        resumption = yield from resume(session, driven.row, pause_id, looked)
         yield AfterCommit(lambda: self._take({"driving_fence": driven.fence}))
         return resumption
 

@@ -47,5 +47,10 @@ async def status(store: Any, id: str) -> str:
     return str(info.status)
 
 
+async def states(session: Any) -> list[str]:
+    """The states of a session's pauses, oldest first."""
+    return [pause.state for pause in await done(session.pauses())]
+
+
 def results(answers: Any) -> list[tuple[str, Any]]:
     return [(answer.status, answer.result) for answer in answers]

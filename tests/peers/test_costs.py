@@ -26,12 +26,19 @@ STATEMENTS_OF_A_REQUEST = {
     "paused": 14,
     "peer claimed": 5,
     "peer completed": 12,
-    "caller resumed": 11,
-    "caller completed": 14,
+    "caller resumed": 10,
+    "caller completed": 13,
 }
-# On PostgreSQL events are part of the statement that advances the feed. Pausing locks a tree there,
-# which SQLite has locked with everything else.
-STEPS_WITH_EVENTS = ("request", "peer completed", "caller resumed", "caller completed")
+# On PostgreSQL events are part of the statement that advances the feed, a record of a status is
+# part of the one that changes it, and a pause is closed with its calls. A request is decided by one
+# statement with its events.
+MERGED_ON_POSTGRES = {
+    "request": 2,
+    "paused": 1,
+    "peer completed": 2,
+    "caller resumed": 2,
+    "caller completed": 3,
+}
 SESSION_ROW_WRITES = 8
 STATEMENTS_PER_ASK = 5
 STATEMENTS_PER_ASK_TOGETHER = 3
@@ -124,8 +131,8 @@ async def test_what_a_request_with_one_peer_costs(subject: Subject) -> None:
     written: list[str] = []
 
     def probe(point: Point) -> None:
-        if point.moment == "before" and re.match(
-            r"\s*(INSERT INTO|UPDATE) .*hf_sessions", point.sql
+        if point.moment == "before" and re.search(
+            r"(INSERT INTO|UPDATE) [^ ]*hf_sessions", point.sql
         ):
             written.append(point.sql)
 
@@ -154,7 +161,7 @@ async def test_what_a_request_with_one_peer_costs(subject: Subject) -> None:
         assert (await done(store.peer_call(call.id))).state == "ok"
     wanted = dict(STATEMENTS_OF_A_REQUEST)
     if store.runtime.driver.dialect == "postgres":
-        wanted |= {step: wanted[step] - 1 for step in STEPS_WITH_EVENTS}
+        wanted = {step: wanted[step] - MERGED_ON_POSTGRES.get(step, 0) for step in wanted}
     assert costs == wanted
     assert len(written) == SESSION_ROW_WRITES
 

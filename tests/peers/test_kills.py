@@ -82,6 +82,14 @@ def ask_driven(name: str, **given: Any) -> Step:
     return step
 
 
+def record_driven(session: holdfast.Session, store: holdfast.Store) -> None:
+    driven(store, f"agent:agent {session.id}").record("manual_checkpoint", {"note": "evidence"})
+
+
+def save_driven(session: holdfast.Session, store: holdfast.Store) -> None:
+    driven(store, f"agent:agent {session.id}").save(turn=1)
+
+
 def pause_driven(session: holdfast.Session, store: holdfast.Store) -> None:
     driven(store, f"agent:agent {session.id}").pause({"again": 1}, need=1)
 
@@ -156,6 +164,8 @@ TAKEN_UP: dict[str, Step] = {
     "take up the requests": take_up("peer", 2),
     "both answers": complete_peers,
     "take up the resumption": take_up("agent", 1),
+    "a record, which closes nothing": record_driven,
+    "a turn, which closes the pause": save_driven,
     "complete": complete_resumed,
 }
 

@@ -14,7 +14,17 @@ from holdfast.peers.asks import require_asks
 from holdfast.testing.subject import Subject, done, raises
 from tests.checkpoints.colours import sql
 from tests.conftest import InColour
-from tests.peers.agents import claim, opened, planner, results, resume, serve, status, waiting_items
+from tests.peers.agents import (
+    claim,
+    opened,
+    planner,
+    results,
+    resume,
+    serve,
+    states,
+    status,
+    waiting_items,
+)
 
 
 def test_a_waiting_session_holds_no_lease_and_its_driver_is_fenced(in_colour: InColour) -> None:
@@ -85,6 +95,7 @@ def test_a_crash_while_resuming_hands_over_the_same_answers(in_colour: InColour)
         item = await claim(store, "planner", lease_seconds=30)
         first = await done(item.resume())
         await done(first.session.record("manual_checkpoint", {"evidence": "does not close it"}))
+        assert await states(session) == ["resumed"]
         for seconds in (31, 5):
             clock.advance(seconds)
             await done(store.recover())
@@ -93,11 +104,46 @@ def test_a_crash_while_resuming_hands_over_the_same_answers(in_colour: InColour)
         assert results(second.answers) == results(first.answers)
         assert (second.context, second.is_consumed) == ({"k": 1}, False)
         await done(second.session.save(turn=1))
+        assert await states(session) == ["closed"]
         for seconds in (31, 10):
             clock.advance(seconds)
             await done(store.recover())
-        _, third = await resume(store)
+        again, third = await resume(store)
         assert third.is_consumed
+        await done(again.complete())
+        assert await waiting_items(store, "planner") == []
+        assert await states(session) == ["closed"]
+
+    in_colour(case)
+
+
+def test_only_a_turn_after_the_resumption_closes_the_pause(in_colour: InColour) -> None:
+    async def case(subject: Subject) -> None:
+        store, _ = await opened(subject)
+        session = await planner(store)
+        await done(session.save(turn=1))
+        call = await done(session.ask("a"))
+        await done(session.pause({"k": 1}))
+        await done(store.answer(call.id, "answer"))
+        other = await done(store.work.submit("chat", session=session))
+        [item] = await done(store.work.claim("w", queues="chat"))
+        assert item.id == other.id
+        driven = await done(item.drive())
+        await done(driven.save(turn=2))
+        await done(item.complete())
+        assert await states(session) == ["ready"]
+        _, resumption = await resume(store)
+        assert (results(resumption.answers), resumption.is_consumed) == ([("ok", "answer")], False)
+        await done(resumption.session.append("notes", ["a turn too"]))
+        assert await states(session) == ["closed"]
+        await done(resumption.session.append("notes", ["another"]))
+        await done(resumption.session.ask("a", id="again"))
+        await done(store.answer("again", "at once"))
+        answered = await done(resumption.session.pause())
+        assert results(answered.answers) == [("ok", "at once")]
+        assert await states(session) == ["closed", "resumed"]
+        await done(resumption.session.save(turn=3))
+        assert await states(session) == ["closed", "closed"]
 
     in_colour(case)
 

@@ -34,7 +34,7 @@ from ..leases import Keeper
 from ..records import KINDS, Checkpoint, Kind, SessionRef
 from ..sessions import access
 from ..sessions.access import Place, lock_and_read, require_fence, require_writable
-from ..sessions.rows import SESSION_AT_HEAD, RowChange, released
+from ..sessions.rows import SESSION_AT_HEAD, TURN_TOLD, RowChange, released
 from . import lines
 from .changes import ChannelChange, ChannelPlan, Extend, Head, Heads, change_to, is_simple
 from .keys import VERSIONS
@@ -64,14 +64,19 @@ INSERT INTO hf_checkpoints (
     created_at
 )
 """
-ADD_CHECKPOINT = f"""{INSERT_CHECKPOINT}
+ADD_CHECKPOINT_OF = f"""{INSERT_CHECKPOINT}
 SELECT s.number * {VERSIONS} + s.version, s.epoch, CAST(:kind AS TEXT),
     CAST(:iteration AS INTEGER), CAST(:item_id AS TEXT), CAST(:idempotency_key AS TEXT),
     {TREE_SEQUENCE.format(root_id="s.root_id")}, CAST(:manifest AS BLOB),
     CAST(:data AS BLOB), CAST(:metadata AS BLOB), :now
-FROM {SESSION_AT_HEAD}
+FROM {{moved}}
 RETURNING epoch, state_sequence, created_at
 """  # noqa: S608
+ADD_CHECKPOINT = ADD_CHECKPOINT_OF.format(moved=SESSION_AT_HEAD)
+# PostgreSQL can move the head and add the checkpoint in one statement.
+MOVE_AND_ADD = f"""
+WITH s AS ({{move}}) {ADD_CHECKPOINT_OF.format(moved="s")}
+"""
 READ_ADDED = "SELECT epoch, state_sequence, created_at FROM hf_checkpoints WHERE key = :key"
 READ_MANIFEST = "SELECT key, manifest FROM hf_checkpoints WHERE key = :key"
 SET_PIN = """
@@ -263,7 +268,8 @@ def write(
     if locked is not None and (head is None or head.id != locked["head"]):
         head = yield from _current_head(runtime, place, expected_version, [locked])
     if head is not None and is_simple(head, changes):
-        written = yield from write_after(runtime, place, wanted, head, unless_key=key, also=also)
+        how: dict[str, Any] = {"unless_key": key, "also": also, "has_begun": locked is not None}
+        written = yield from write_after(runtime, place, wanted, head, **how)
         if written is not None:
             return written
     # The remembered head is stale, or the write is not allowed: find out with the tree locked.
@@ -274,7 +280,12 @@ def write(
         if earlier is not None:
             return earlier
     head = yield from _current_head(runtime, place, expected_version, found)
-    written = yield from write_after(runtime, place, wanted, head, also=also)
+    if kind == "turn" and found[0]["awaits_turn"]:
+        also = TURN_TOLD
+        here = SessionRef(place.session_id, place.number, place.root_id)
+        for noun in reversed(runtime.nouns):
+            yield from noun.turn_saved(runtime, here)
+    written = yield from write_after(runtime, place, wanted, head, also=also, has_begun=True)
     assert written is not None
     return written
 
@@ -363,10 +374,15 @@ def record_status(
 
 
 @functools.cache
-def _advance_head(assignments: str) -> str:
-    """Return the statement that moves a session's head, with other assignments to its row."""
+def _advance_head(assignments: str, *, adds: bool = False) -> str:
+    """Return the statement that moves a session's head, with other assignments to its row.
+
+    One that `adds` the checkpoint too is for PostgreSQL.
+    """
     also = f", {assignments}" if assignments else ""
-    return access.ADVANCE_SESSION.format(unless=UNLESS_WRITTEN, also=also)
+    returned = "number, version, epoch, root_id" if adds else "version"
+    move = access.ADVANCE_SESSION.format(unless=UNLESS_WRITTEN, also=also, returned=returned)
+    return MOVE_AND_ADD.format(move=move) if adds else move
 
 
 def write_after(
@@ -377,10 +393,12 @@ def write_after(
     *,
     unless_key: str | None = None,
     also: RowChange = ONLY_HEAD,
+    has_begun: bool = False,
 ) -> Op[Checkpoint | None]:
     """Write the version after a head; None if the head has moved or may not be moved.
 
-    It is not moved either if a version may have been written with `unless_key`.
+    It is not moved either if a version may have been written with `unless_key`. `has_begun` says
+    that this transaction has run statements before.
     """
     codec = runtime.codec
     plan = ChannelPlan(codec, head.id, dict(head.manifest), dict(head.lists))
@@ -403,6 +421,7 @@ def write_after(
         "unless_key": unless_key,
         "fence": place.fence,
         "epochs": int(wanted.opens_epoch),
+        "is_turn": int(wanted.kind == "turn" and also is not TURN_TOLD),
     }
     row: dict[str, object] = {
         **here,
@@ -424,15 +443,16 @@ def write_after(
         keeper.require_known(place.guard)
         looks = keeper.looks(place.guard)
     told = {"version": version, "kind": wanted.kind}
+    items = _item_queries(plan, here)
+    # A call in one round trip extends its last statement, which must not change two tables then.
+    if has_begun and not items and runtime.driver.dialect == "postgres":
+        writes = [Query(_advance_head(also.assignments, adds=True), {**advance, **row})]
+    else:
+        move = Query(_advance_head(also.assignments), advance)
+        writes = [move, *items, Query(ADD_CHECKPOINT, row)]
     answers = yield Decide(
-        [
-            # Whether the tree is there is seen by its session.
-            Lock(place.root_id, is_asked=False),
-            *looks,
-            Query(_advance_head(also.assignments), advance),
-            *_item_queries(plan, here),
-            Query(ADD_CHECKPOINT, row),
-        ],
+        # Whether the tree is there is seen by its session.
+        [Lock(place.root_id, is_asked=False), *looks, *writes],
         emits=[event(codec, place.root_id, place.session_id, "checkpoint_saved", told)],
         again=Query(READ_ADDED, {"key": key}),
     )

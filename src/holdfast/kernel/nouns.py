@@ -121,6 +121,10 @@ class Noun:
         """Stop what belongs to a session that has ended by itself: completed, failed, cancelled."""
         yield from ()
 
+    def turn_saved(self, runtime: Runtime, session: SessionRef) -> Op[None]:
+        """Close what the next turn of a session ends; only told if the session's row awaits it."""
+        yield from ()
+
     def item_looks(self, item: EndedItem) -> Sequence[Query]:
         """Return the queries whose rows `item_ended` needs; they run when the item has ended."""
         return ()

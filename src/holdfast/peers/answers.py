@@ -30,7 +30,13 @@ from ..sessions.access import LOCK_SESSION, Place
 from ..sessions.rows import GIVEN_NUMBERS, READ_PLACE_BY_ID, numbers_of
 from ..trees import OPEN
 from ..work.items import READ_ITEM
-from .artifacts import check_artifact, outgoing, outgoing_looks
+from .artifacts import (
+    ASKS_OF_SESSION,
+    LIST_ARTIFACTS,
+    check_artifact,
+    outgoing,
+    outgoing_looks,
+)
 from .asks import READ_ASK, REQUEST, RESUME, SELECT_ASKS, delivery_id, read_ask
 from .pauses import OPEN_PAUSE, READ_PAUSE, close, count, counting, make_ready
 from .records import Artifact, Receipt, pack_answer, pause_context
@@ -63,16 +69,19 @@ NEXT_DUE = """
 SELECT min(deadline_at) FROM hf_asks INDEXED BY ix_asks_due
 WHERE state = 'open' AND deadline_at IS NOT NULL
 """
-# The call that a session serves, and whether the session itself has asked, paused or made anything.
+# The call that a session serves, and whether the session itself has made, asked or paused.
+HAS_ARTIFACTS = "EXISTS (SELECT 1 FROM hf_artifacts f WHERE f.session_number = :session_number)"
 READ_SERVED = f"""
-SELECT {SETTLED_COLUMNS},
-    EXISTS (SELECT 1 FROM hf_artifacts f WHERE f.session_number = :session_number)
-    OR EXISTS (SELECT 1 FROM hf_asks a WHERE a.session_number = :session_number)
+SELECT {SETTLED_COLUMNS}, {HAS_ARTIFACTS} AS has_artifacts,
+    EXISTS (SELECT 1 FROM hf_asks a WHERE a.session_number = :session_number)
     OR EXISTS (
         SELECT 1 FROM hf_pauses p WHERE p.session_number = :session_number
             AND p.state IN ('waiting', 'ready', 'resumed')
-    ) AS has_made
+    ) AS has_paused
 FROM hf_asks WHERE id = :id
+"""  # noqa: S608
+READ_RESUMED_SERVED = f"""
+SELECT {SETTLED_COLUMNS}, {HAS_ARTIFACTS} AS has_artifacts FROM hf_asks WHERE id = :id
 """  # noqa: S608
 # Nothing collects the answers of a session that has ended or was rewound.
 CLOSE_ANSWERED = f"""
@@ -255,20 +264,21 @@ def _settle_served(
 def following(item: EndedItem) -> list[Query]:
     """Return the queries whose rows `follow_item` needs.
 
-    A session that has only been asked has seldom made anything; whether it has is read with the
-    call.
+    A session seldom has artifacts, and one that has only been asked seldom has paused; whether it
+    has is read with the call.
     """
     here = item.session
     session = Query(LOCK_SESSION, {"number": here.number})
+    served = {"id": here.id, "session_number": here.number}
     if item.type == REQUEST:
-        return [session, Query(READ_SERVED, {"id": here.id, "session_number": here.number})]
-    return [session, Query(READ_ASK, {"id": here.id}), *_made_looks(here)]
+        return [session, Query(READ_SERVED, served)]
+    return [session, Query(READ_RESUMED_SERVED, served), *_paused_looks(here)]
 
 
-def _made_looks(session: SessionRef) -> list[Query]:
-    """Return the queries for a session's open pause, artifacts and calls."""
-    paused = Query(OPEN_PAUSE, {"session_number": session.number})
-    return [paused, *outgoing_looks(session.number)]
+def _paused_looks(session: SessionRef) -> list[Query]:
+    """Return the queries for a session's open pause and its calls."""
+    of_session = {"session_number": session.number}
+    return [Query(OPEN_PAUSE, of_session), Query(ASKS_OF_SESSION, of_session)]
 
 
 def follow_item(
@@ -287,9 +297,12 @@ def follow_item(
     here = item.session
     [sessions, serving, *made] = looked
     if item.type == REQUEST:
-        has_made = not serving or serving[0]["has_made"]
-        made = (yield from batch(*_made_looks(here))) if has_made else [[], [], []]
-    [paused, artifacts, asks] = made
+        has_paused = not serving or serving[0]["has_paused"]
+        made = (yield from batch(*_paused_looks(here))) if has_paused else [[], []]
+    [paused, asks] = made
+    artifacts: list[Row] = []
+    if serving and serving[0]["has_artifacts"]:
+        artifacts = yield from rows(LIST_ARTIFACTS, session_number=here.number)
     is_open = bool(sessions) and sessions[0]["status"] in OPEN
     is_ending = is_open and (item.status != "completed" or bool(serving))
     if is_ending or (item.type == RESUME and item.status == "completed"):

@@ -16,12 +16,14 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar
 
 from ..arguments import require_new_id, require_seconds, require_text, shown
 from ..clock import random_id
-from ..codec import digest
+from ..codec import Codec, digest
 from ..dataclass import dataclass
 from ..errors import AskNotFound, InvalidArgument, LimitExceeded, RequestMismatch, SessionWaiting
-from ..feed import create_tree, emit
+from ..feed import create_tree, emit, event
+from ..feed.events import CREATE_TREE
 from ..kernel.flow import refuse_steps
 from ..kernel.operation import (
+    Emit,
     FreshId,
     Handle,
     Lock,
@@ -30,6 +32,7 @@ from ..kernel.operation import (
     Row,
     Runtime,
     batch,
+    decide,
     fresh_id,
     one,
     operation,
@@ -44,7 +47,7 @@ from ..sessions.rows import READ_PLACE_BY_ID
 from ..state.requests import Ordinals
 from ..wire import travels
 from ..work.items import Submission
-from ..work.submission import submit_all
+from ..work.submission import new_item, ring, submit_all
 from .outbox import agent_address, post, route_of, store_address
 from .records import ask_context, opened
 
@@ -314,23 +317,12 @@ def add_ask(
     route = None if origin is None else origin.route
     if origin is None and runtime.transport is not None:
         route = route_of(runtime.transport, sender)
-    given: Row = {
-        "id": id,
-        "session_number": None if asker is None else asker.number,
-        "session_id": None if asker is None else asker.id,
-        "root_id": root_id,
-        "agent": ask.agent,
-        "user_id": user,
-        "route": route,
-        "remote_store": None if origin is None else origin.store_id,
-        "origin_id": None if origin is None else origin.ask_id,
-        "cancel_key": None,
-        "asked_version": version,
-        "pause_id": pause_id,
-        "timeout_ms": draft.timeout_ms,
-        "input": codec.seal(draft.input, context=ask_context(id, "input")),
-        "correlation": codec.seal(draft.correlation, context=ask_context(id, "correlation")),
-    }
+    given = _row_of_ask(codec, draft, user, root_id)
+    given |= {"route": route, "asked_version": version, "pause_id": pause_id}
+    if asker is not None:
+        given |= {"session_number": asker.number, "session_id": asker.id}
+    if origin is not None:
+        given |= {"remote_store": origin.store_id, "origin_id": origin.ask_id}
     adding = Query(ADD_ASK, given)
     locks = [Lock(root_id)] if asker is None else []
     if origin is None and route is not None:
@@ -342,9 +334,51 @@ def add_ask(
         yield from post(runtime, "request", id, route, agent_address(ask.agent))
     else:
         [row] = yield from _deliver(runtime, given, *locks, adding)
-    data = {"ask": id, "agent": ask.agent, "deadline_at": row["deadline_at"]}
-    yield from emit(codec, root_id, row["session_id"] or id, "peer_asked", data)
+    yield _asked(codec, row)
     return row
+
+
+def request_at_once(runtime: Runtime, draft: Draft, user: str | None) -> Op[Row]:
+    """Write a call with a new id and no deadline, without an asker, in one round trip."""
+    codec, id = runtime.codec, draft.id
+    given = _row_of_ask(codec, draft, user, id)
+    creation, created = yield from _new_session(codec, given)
+    adding, submitted = new_item(codec, delivery_id(id), *_delivery(given))
+    emits = [created, submitted, _asked(codec, {**given, "deadline_at": None})]
+    *_, [row] = yield from decide(
+        Query(CREATE_TREE, {"root_id": id}),
+        Lock(id),
+        creation,
+        adding,
+        Query(ADD_ASK, given),
+        emits=emits,
+        again=Query(READ_ASK, {"id": id}),
+    )
+    yield from ring(runtime.signals, {queue_of(draft.ask.agent)})
+    return row
+
+
+def _row_of_ask(codec: Codec, draft: Draft, user: str | None, root_id: str) -> Row:
+    """Return the values of a call that nobody asked yet and that no transport carries."""
+    id = draft.id
+    absent = ("session_number", "session_id", "route", "remote_store", "origin_id", "cancel_key")
+    return {
+        **dict.fromkeys((*absent, "pause_id")),
+        "id": id,
+        "root_id": root_id,
+        "agent": draft.ask.agent,
+        "user_id": user,
+        "asked_version": 0,
+        "timeout_ms": draft.timeout_ms,
+        "input": codec.seal(draft.input, context=ask_context(id, "input")),
+        "correlation": codec.seal(draft.correlation, context=ask_context(id, "correlation")),
+    }
+
+
+def _asked(codec: Codec, row: Row) -> Emit:
+    """Return the event of a call."""
+    data = {"ask": row["id"], "agent": row["agent"], "deadline_at": row["deadline_at"]}
+    return event(codec, row["root_id"], row["session_id"] or row["id"], "peer_asked", data)
 
 
 def asks_of(
@@ -377,9 +411,7 @@ def _deliver(runtime: Runtime, ask: Row, *before: Query | Lock) -> Op[list[Row]]
 
     Returns the rows of the last statement that runs `before`, in the same round trip.
     """
-    id = ask["id"]
-    place = Place(id, 0, ask["root_id"], None)
-    delivery = Submission(REQUEST, {"ask": id}, queue=queue_of(ask["agent"]), id=delivery_id(id))
+    delivery, place = _delivery(ask)
     parts: list[Op[list[Row]]] = [
         _create_session(runtime, ask, *before),
         submit_all(runtime, [delivery], default=place, is_checked=True),
@@ -387,22 +419,33 @@ def _deliver(runtime: Runtime, ask: Row, *before: Query | Lock) -> Op[list[Row]]
     return (yield from together(parts))[0]
 
 
+def _delivery(ask: Row) -> tuple[Submission, Place]:
+    """Return the work item that delivers a request, and where it belongs."""
+    id, queue = ask["id"], queue_of(ask["agent"])
+    item = Submission(REQUEST, {"ask": id}, queue=queue, id=delivery_id(id))
+    return item, Place(id, 0, ask["root_id"], None)
+
+
 def _create_session(runtime: Runtime, ask: Row, *before: Query | Lock) -> Op[list[Row]]:
     """Create the session of a peer; return the rows of the last statement `before`."""
-    codec, id = runtime.codec, ask["id"]
+    creation, created = yield from _new_session(runtime.codec, ask)
+    *found, child = yield from batch(*before, creation)
+    if not child:
+        raise _taken(ask["id"])
+    yield created
+    return found[-1] if found else []
+
+
+def _new_session(codec: Codec, ask: Row) -> Op[tuple[Query, Emit]]:
+    """Return the statement that creates the session of a peer, and its event."""
+    id = ask["id"]
     given = {"id": id, "name": None, "agent": ask["agent"], "user_id": ask["user_id"]}
     metadata = None
     if ask["origin_id"] is not None:
         asked = {"asked_by": {"store": ask["remote_store"], "ask": ask["origin_id"]}}
         metadata = codec.pack(asked, context=("hf_sessions", id))
     given |= {"metadata": metadata}
-    where = (ask["session_id"], ask["root_id"])
-    creation, created = yield from new_session(codec, given, *where)
-    *found, child = yield from batch(*before, creation)
-    if not child:
-        raise _taken(id)
-    yield created
-    return found[-1] if found else []
+    return (yield from new_session(codec, given, ask["session_id"], ask["root_id"]))
 
 
 def _taken(id: str) -> InvalidArgument:

@@ -28,6 +28,7 @@ from ..kernel.operation import (
     Handle,
     Op,
     Row,
+    deciding,
     listed,
     one,
     operation,
@@ -61,6 +62,7 @@ from .asks import (
     lock_new_tree,
     pausing,
     read_ask,
+    request_at_once,
     require_active,
     set_progress,
     with_ids,
@@ -223,7 +225,7 @@ class SessionPeers(SessionHandle[C]):
         """Resume after the last pause, without its work item, and return its context and answers.
 
         For code that drives the session itself, or got `Answered` at once. None while the session
-        waits, and if it has not paused or has already resumed.
+        waits and if it has not paused; `is_consumed` once that pause is closed.
         """
         return (yield from take_over(self))
 
@@ -307,7 +309,7 @@ class SessionPeers(SessionHandle[C]):
 class StorePeers(Handle[C]):
     """The peer calls and pauses of a store."""
 
-    @operation
+    @deciding
     def request(
         self,
         agent: str,
@@ -324,8 +326,12 @@ class StorePeers(Handle[C]):
         require_text_or_none("user", user)
         asked = Ask(agent, input, timeout_seconds, id=request_id)
         draft = yield from drafted(self.runtime, asked, "request_id")
-        known = yield from lock_new_tree(draft)
-        row = yield from add_ask(self.runtime, None, draft, known, user=user, root_id=draft.id)
+        is_carried = self.runtime.transport is not None
+        if request_id is None and draft.timeout_ms is None and not is_carried:
+            row = yield from request_at_once(self.runtime, draft, user)
+        else:
+            known = yield from lock_new_tree(draft)
+            row = yield from add_ask(self.runtime, None, draft, known, user=user, root_id=draft.id)
         return (yield from self._call(row))
 
     @operation

@@ -29,7 +29,7 @@ from .answers import (
 )
 from .artifacts import abandon
 from .asks import REQUEST, RESUME, SELECT_ASKS
-from .pauses import OPEN_PAUSE, close
+from .pauses import OPEN_PAUSE, close, resumption_id
 from .portable import PeersPortable
 from .settlement import WITH_ASKER, WITH_PEER, settle
 
@@ -131,6 +131,12 @@ class PeersNoun(Noun):
         if found["is_serving"]:
             answered = "cancelled" if status == "cancelled" else "error"
             yield from answer_served(runtime, session, answered, UNANSWERED)
+
+    def turn_saved(self, runtime: Runtime, session: SessionRef) -> Op[None]:
+        """Close the pause from which the session was resumed; the item that resumed it goes on."""
+        for pause in (yield from rows(OPEN_PAUSE, session_number=session.number)):
+            if pause["state"] == "resumed":
+                yield from close(runtime, pause, item_id=resumption_id(pause))
 
     def rewind(
         self, runtime: Runtime, session: SessionRef, version: int, keeping: str | None

@@ -13,7 +13,6 @@ from operator import itemgetter
 from typing import Any, TypeAlias
 
 from ..arguments import require_whole, shown
-from ..checkpoints.read import CheckpointReads
 from ..checkpoints.write import record_status, write
 from ..codec import Codec
 from ..dataclass import dataclass
@@ -39,7 +38,7 @@ from ..sessions.access import (
     require_writable,
 )
 from ..sessions.handle import SessionHandle
-from ..sessions.rows import ACTIVATED, STATUS_OF_SESSION, released
+from ..sessions.rows import ACTIVATED, AWAIT_TURN, STATUS_OF_SESSION, released
 from ..trees import OPEN
 from ..work import transitions
 from ..work.items import LEASE_SECONDS, READ_ITEM, Item, Submission
@@ -74,16 +73,26 @@ from .records import (
 from .settlement import NOT_AWAITED, NOT_NEEDED, cancel_rest, withdraw_item
 
 PAUSE_COLUMNS = """number, id, session_number, session_id, root_id, generation, agent, reason,
-    state, need, keeps_rest, open_asks, ok_asks, wakes_at, resumed_version, context, question,
-    decision, created_at, ready_at, closed_at"""
+    state, need, keeps_rest, open_asks, ok_asks, wakes_at, context, question, decision,
+    created_at, ready_at, closed_at"""
 # What is needed to count answers and to resume, without what the session has stored.
 COUNTED_COLUMNS = """number, id, session_number, session_id, root_id, generation, agent, reason,
     state, need, keeps_rest, open_asks, ok_asks"""
 SELECT_PAUSES = f"SELECT {PAUSE_COLUMNS} FROM hf_pauses"  # noqa: S608
 READ_PAUSE = f"{SELECT_PAUSES} WHERE id = :id"
+# A session seldom has artifacts; whether it has is read with the pause.
+READ_RESUMED = f"""
+SELECT {PAUSE_COLUMNS}, EXISTS (
+    SELECT 1 FROM hf_artifacts f WHERE f.session_number = hf_pauses.session_number
+) AS has_artifacts
+FROM hf_pauses WHERE id = :id
+"""  # noqa: S608
 OPEN_PAUSE = f"""
 {SELECT_PAUSES} WHERE session_number = :session_number
     AND state IN ('waiting', 'ready', 'resumed')
+"""
+LAST_PAUSE = f"""
+{SELECT_PAUSES} WHERE session_number = :session_number ORDER BY generation DESC LIMIT 1
 """
 # All calls of an active session that are open are among them.
 UNCOLLECTED = f"""
@@ -101,14 +110,13 @@ COLLECTED_BY = f"""
 ADD_PAUSE = f"""
 INSERT INTO hf_pauses (
     id, session_number, session_id, root_id, generation, agent, reason, state, need, keeps_rest,
-    open_asks, ok_asks, wakes_at, resumed_version, context, question, created_at
+    open_asks, ok_asks, wakes_at, context, question, created_at
 )
 SELECT CAST(:id AS TEXT), CAST(:session_number AS INTEGER), CAST(:session_id AS TEXT),
     CAST(:root_id AS TEXT), 1 + coalesce(max(p.generation), 0), CAST(:agent AS TEXT),
     CAST(:reason AS TEXT), CAST(:state AS TEXT), CAST(:need AS INTEGER),
     CAST(:keeps_rest AS INTEGER), CAST(:open_asks AS INTEGER), CAST(:ok_asks AS INTEGER),
-    CAST(:wakes_at AS INTEGER), CAST(:resumed_version AS INTEGER), CAST(:context AS BLOB),
-    CAST(:question AS BLOB), :now
+    CAST(:wakes_at AS INTEGER), CAST(:context AS BLOB), CAST(:question AS BLOB), :now
 FROM hf_pauses p WHERE p.session_number = :session_number
 RETURNING {COUNTED_COLUMNS}
 """  # noqa: S608
@@ -141,8 +149,7 @@ UPDATE hf_pauses SET state = 'ready', ready_at = :now, decision = CAST(:decision
 WHERE number = :number AND state = 'waiting' RETURNING {COUNTED_COLUMNS}
 """  # noqa: S608
 MARK_RESUMED = """
-UPDATE hf_pauses SET state = 'resumed', ready_at = coalesce(ready_at, :now),
-    resumed_version = coalesce(resumed_version, :version)
+UPDATE hf_pauses SET state = 'resumed', ready_at = coalesce(ready_at, :now)
 WHERE number = :number AND state IN ('waiting', 'ready', 'resumed')
 """
 # A pause that was no longer waiting is closed; one that still was is cancelled.
@@ -155,6 +162,8 @@ CLOSE_ASKS = """
 UPDATE hf_asks SET closed_at = :now
 WHERE session_number = :session_number AND pause_number = :number AND state <> 'open'
 """
+# PostgreSQL can do both in one statement.
+CLOSE_WITH_ASKS = f"WITH asked AS ({CLOSE_ASKS}) {CLOSE}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,12 +243,12 @@ def begin_pause(
         "keeps_rest": int(wish.keeps_rest),
         **counts,
         "wakes_at": wish.wakes_at,
-        "resumed_version": row["version"] if is_over else None,
         **_sealed(runtime.codec, pause_id, wish),
     }
     if is_over:
         yield from together(asks_of(session, row, drafts, known))
         added = yield from _add_pause(adding, collects=True)
+        yield from defer(AWAIT_TURN, number=session.number)
         yield from _leave_rest(runtime, added)
         answers, artifacts = yield from collected(runtime.codec, added)
         return Answered(pause_id=pause_id, answers=answers, artifacts=artifacts)
@@ -432,10 +441,13 @@ def close(
     a running one if it `fences`. The item `item_id`, for which this is done, goes on.
     """
     given = {"number": pause["number"], "session_number": pause["session_number"]}
-    yield from defer(CLOSE, number=pause["number"])
-    if pause["state"] == "waiting":
-        yield from cancel_rest(runtime, pause, NOT_AWAITED)
-    yield from defer(CLOSE_ASKS, **given)
+    if runtime.driver.dialect == "postgres" and pause["state"] != "waiting":
+        yield from defer(CLOSE_WITH_ASKS, **given)
+    else:
+        yield from defer(CLOSE, number=pause["number"])
+        if pause["state"] == "waiting":
+            yield from cancel_rest(runtime, pause, NOT_AWAITED)
+        yield from defer(CLOSE_ASKS, **given)
     if item_id != resumption_id(pause):
         yield from withdraw_item(runtime, resumption_id(pause), fences=fences)
 
@@ -459,30 +471,30 @@ def _came(
 
 def resuming(session_number: int, pause_id: str) -> list[Query]:
     """Return the queries whose rows `resume` needs."""
-    of_session = {"session_number": session_number}
-    return [
-        Query(READ_PAUSE, {"id": pause_id}),
-        Query(COLLECTED_BY, {**of_session, "pause_id": pause_id}),
-        Query(LIST_ARTIFACTS, of_session),
-    ]
+    given = {"session_number": session_number, "pause_id": pause_id}
+    return [Query(READ_RESUMED, {"id": pause_id}), Query(COLLECTED_BY, given)]
 
 
 def resume(
-    session: SessionHandle[Any], pause_id: str, version: int, looked: Sequence[list[Row]]
+    session: SessionHandle[Any], before: Row, pause_id: str, looked: Sequence[list[Row]]
 ) -> Op[Resumption[Any]]:
     """Return the resumption of a session that was just leased by the item of a pause.
 
-    `version` is its newest one, and `looked` are the rows of `resuming`.
+    `before` is the session's row before that, and `looked` are the rows of `resuming`.
     """
-    [paused, asks, made] = looked
+    [paused, asks] = looked
     if not paused or paused[0]["session_number"] != session.number:
         raise InvalidArgument(f"there is no pause {shown(pause_id)} of session {session.id}")
     [pause] = paused
+    made: list[Row] = []
+    if pause["has_artifacts"]:
+        made = yield from rows(LIST_ARTIFACTS, session_number=session.number)
     is_consumed = pause["state"] in {"closed", "cancelled"}
-    if pause["state"] == "resumed":
-        is_consumed = yield from _has_turn_since(session, pause["resumed_version"])
-    elif not is_consumed:
-        yield from defer(MARK_RESUMED, number=pause["number"], version=version)
+    if not is_consumed and pause["state"] != "resumed":
+        yield from defer(MARK_RESUMED, number=pause["number"])
+        if before["status"] != "waiting":
+            # Otherwise its row has changed with its status.
+            yield from defer(AWAIT_TURN, number=session.number)
     return resumption_of(session, pause, asks, made, is_consumed=is_consumed)
 
 
@@ -490,17 +502,15 @@ def take_over(session: SessionHandle[Any]) -> Op[Resumption[Any] | None]:
     """Resume a session after its pause, instead of the pause's item; None while it waits."""
     runtime, place = session.runtime, session._place
     row = require_writable(runtime, place, (yield from lock_and_read(runtime, place)))
-    found = yield from one(OPEN_PAUSE, session_number=session.number)
-    if found is None or found["state"] == "waiting":
+    found = yield from one(LAST_PAUSE, session_number=session.number)
+    if found is None or found["state"] in {"waiting", "cancelled"}:
         return None
-    version: int = row["version"]
     if row["status"] == "waiting":
         told = {"pause": found["id"]}
         yield from record_status(runtime, place, "waiting", "active", row, ACTIVATED, **told)
         yield from withdraw_item(runtime, resumption_id(found))
-        version += 1
     looked = yield from batch(*resuming(session.number, found["id"]))
-    return (yield from resume(session, found["id"], version, looked))
+    return (yield from resume(session, row, found["id"], looked))
 
 
 def resumption_of(
@@ -545,13 +555,3 @@ def receive(
         user=row["user_id"],
         input=opened(codec, asks[0]["input"], ask_context(session.id, "input")),
     )
-
-
-def _has_turn_since(session: SessionHandle[Any], version: int) -> Op[bool]:
-    where = (session.id, session.number, session.root_id)
-    history: CheckpointReads[Any] = CheckpointReads(session.runtime, *where)
-    if version == 0:
-        found: Sequence[Any] = yield from CheckpointReads.history(history, kind="turn", limit=1)
-    else:
-        found = yield from CheckpointReads.history(history, kind="turn", after=version, limit=1)
-    return bool(found)

@@ -48,7 +48,6 @@ class PauseRecord(portable.Record, frozen=True, kw_only=True, tag="pause"):
     open_asks: portable.Count
     ok_asks: portable.Count
     wakes_at: portable.Time | None = None
-    resumed_version: portable.Small | None = None
     context: bytes
     question: bytes | None = None
     decision: bytes | None = None
@@ -66,8 +65,6 @@ class PauseRecord(portable.Record, frozen=True, kw_only=True, tag="pause"):
         peers.pauses[self.number] = self.session_id
         if (self.state in OPEN_PAUSE) == (self.closed_at is not None):
             return f"{self.label} has an end that does not fit its state"
-        if self.state == "resumed" and self.resumed_version is None:
-            return f"{self.label} was resumed from no version"
         if self.state in OPEN_PAUSE and not peers.waiting.add(self.session_id):
             return f"{self.label} is one of two open pauses of its session"
         return None

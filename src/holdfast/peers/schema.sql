@@ -14,8 +14,8 @@
 --               counts the asks that are open and those answered `ok`; need is how many of the latter
 --               it waits for, NULL for all. The answer that meets the need makes it `ready`, once, and
 --               submits the work item that resumes the session. It is `resumed` when that item drives
---               the session, and over when a turn is saved after resumed_version; it is `closed` by the
---               next pause, the end of the session or the end of that item.
+--               the session; it is `closed` by the next turn, the next pause, the end of the session
+--               or the end of that item.
 -- hf_outbox     messages to be sent through a transport: one row per message, written with what it
 --               tells, and removed when the other end has confirmed it. Until then it is due again
 --               at due_at; a sender that takes it puts that off, so that no other sends it too, and
@@ -94,7 +94,6 @@ CREATE TABLE hf_pauses (
     open_asks INTEGER NOT NULL CHECK (open_asks >= 0),
     ok_asks INTEGER NOT NULL CHECK (ok_asks >= 0),
     wakes_at INTEGER,
-    resumed_version INTEGER,
     context BLOB NOT NULL,
     question BLOB,
     decision BLOB,
@@ -102,8 +101,7 @@ CREATE TABLE hf_pauses (
     ready_at INTEGER,
     closed_at INTEGER,
     UNIQUE (session_number, generation),
-    CHECK ((state IN ('closed', 'cancelled')) = (closed_at IS NOT NULL)),
-    CHECK (state <> 'resumed' OR resumed_version IS NOT NULL)
+    CHECK ((state IN ('closed', 'cancelled')) = (closed_at IS NOT NULL))
 );
 
 -- A session has one pause at a time.

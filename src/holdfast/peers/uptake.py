@@ -131,12 +131,12 @@ def _take_up(item: Item[Any], looked: Looked) -> Op[TakenUp]:
     """Drive the session of an item whose tree is locked; an active one has just been leased."""
     place, row = item._place(), looked.session(item)
     assert place is not None
-    fence, version = row["fence"] + 1, row["version"]
+    fence = row["fence"] + 1
     if row["status"] == "waiting":
-        version = (yield from take_session(item, row)).version
+        yield from take_session(item, row)
     where = (place.session_id, place.number, place.root_id)
     session: SessionHandle[Any] = SessionHandle(item.runtime, *where, fence=fence)
     if item.type == RESUME:
-        given = yield from resume(session, item.input["pause"], version, looked.of(item))
+        given = yield from resume(session, row, item.input["pause"], looked.of(item))
         return TakenUp(fence, given)
     return TakenUp(fence, receive(session, item.type, row, looked.of(item)))

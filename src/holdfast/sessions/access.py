@@ -14,7 +14,7 @@ from .rows import GIVEN_NUMBERS
 
 LOCK_SESSION = """
 SELECT number, agent, user_id, version, epoch, head, origin_number, status, holder, fence,
-    lease_expires_at, lease_expires_at > :now AS is_leased
+    awaits_turn, lease_expires_at, lease_expires_at > :now AS is_leased
 FROM hf_sessions WHERE number = :number /*pg FOR NO KEY UPDATE */
 """
 # For a transaction that has the lock of the tree: only a late renewal can change the row, and its
@@ -34,8 +34,9 @@ UPDATE hf_sessions AS s SET
     version = version + 1, epoch = epoch + :epochs, head = :head, updated_at = :now{{also}}
 WHERE s.number = :number AND s.head = :old_head
     AND (CAST(:expected AS INTEGER) IS NULL OR s.version = :expected)
-    AND ({{unless}}) AND {MAY_WRITE_SESSION.format(fence=":fence")}
-RETURNING version
+    AND (s.awaits_turn = 0 OR :is_turn = 0) AND ({{unless}})
+    AND {MAY_WRITE_SESSION.format(fence=":fence")}
+RETURNING {{returned}}
 """  # noqa: S608
 
 

@@ -100,6 +100,8 @@ class SessionRecord(Record, frozen=True, kw_only=True, tag="session"):
 
         head = sessions.random ^ self.number
         changes = {"head": head, "origin_number": origin, "fence": into.raised(self.fence)}
+        # What else is in the file may have to know of its next turn.
+        changes["awaits_turn"] = 1
         into.insert(ADD_SESSION, self.row(into.codec, **changes), then=note)
         sessions.of_trees[self.root_id] = sessions.of_trees.get(self.root_id, 0) + 1
 
@@ -136,7 +138,7 @@ SESSION_NUMBERS = OwnedRows("number, root_id", "hf_sessions", "number = {owner}"
 SESSIONS = OwnedRows(SessionRecord.selected(), "hf_sessions", "number = {owner}", {"number": 0})
 ADD_SESSION = Insert(
     "hf_sessions",
-    SessionRecord.columns("head", without=["number"]),
+    SessionRecord.columns("head", "awaits_turn", without=["number"]),
     "ON CONFLICT (id) DO NOTHING RETURNING id, number",
     key="id",
 )

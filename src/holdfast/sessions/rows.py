@@ -96,7 +96,8 @@ ON CONFLICT (id) DO NOTHING RETURNING number
 """
 # Fragments: how a status changes and the lease is released, and how a work item takes the lease. It
 # expires with the item's own.
-RELEASED = "status = :status, holder = NULL, lease_expires_at = NULL, fence = fence + :raised"
+RELEASED = """status = :status, holder = NULL, lease_expires_at = NULL, fence = fence + :raised,
+    awaits_turn = 0"""
 LEASED_TO_ITEM = """holder = ({holder}), fence = fence + 1, status = 'active',
     lease_expires_at = ({expires_at})"""
 LIST_DRIVEN = f"""
@@ -152,7 +153,11 @@ class RowChange:
     parameters: Mapping[str, object]
 
 
-ACTIVATED = RowChange("status = 'active'", {})
+# Fragment: what led to a pause is over with the first turn after it.
+AWAITS_TURN = "awaits_turn = 1"
+AWAIT_TURN = f"UPDATE hf_sessions SET {AWAITS_TURN} WHERE number = :number"  # noqa: S608
+ACTIVATED = RowChange(f"status = 'active', {AWAITS_TURN}", {})
+TURN_TOLD = RowChange("awaits_turn = 0", {})
 
 
 def released(status: str, *, raises_fence: bool) -> RowChange:

@@ -1,6 +1,7 @@
 -- hf_sessions  one row per session: its identity, its parent and root, its status, its lease, and the
 --              version of its newest checkpoint. Every driver raises the fence, which never goes back.
---              The head is a random number that changes with every version
+--              The head is a random number that changes with every version. While awaits_turn is 1,
+--              every noun is told of the session's next turn, in the transaction that saves it.
 --
 -- A fork names the session and version it came from.
 --
@@ -30,6 +31,7 @@ CREATE TABLE hf_sessions (
     holder TEXT,
     fence INTEGER NOT NULL DEFAULT 0,
     lease_expires_at INTEGER,
+    awaits_turn INTEGER NOT NULL DEFAULT 0 CHECK (awaits_turn IN (0, 1)),
     created_at INTEGER NOT NULL,
     updated_at INTEGER NOT NULL,
     last_resumed_at INTEGER NOT NULL

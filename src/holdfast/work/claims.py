@@ -31,6 +31,7 @@ from ..kernel.sql import given, given_keys
 from ..leases import lease_milliseconds
 from ..sessions.access import lock_and_read_with, require_open, require_writable
 from ..sessions.rows import (
+    AWAITS_TURN,
     LEASE_SESSION_TO_ITEM,
     LEASE_SESSIONS_TO_ITEMS,
     LEASED_TO_ITEM,
@@ -274,10 +275,9 @@ def drive(item: Item[Any]) -> Op[int]:
 
 @dataclass(frozen=True, slots=True)
 class Driven:
-    """A session that an attempt drives: its fence and version, and its row before that."""
+    """A session that an attempt drives: its fence, and its row before that."""
 
     fence: int
-    version: int
     row: Row
 
 
@@ -290,7 +290,7 @@ def drive_with(item: Item[Any], *beside: Query) -> Op[tuple[Driven, list[list[Ro
     found, held, *answers = yield from lock_and_read_with(item.runtime, place, looks, *beside)
     session = require_open(place, found)
     if held and held[0]["driving_fence"] == session["fence"] and session["holder"]:
-        return Driven(int(session["fence"]), session["version"], session), answers
+        return Driven(int(session["fence"]), session), answers
     require_writable(item.runtime, place, found)
     return (yield from take_session(item, session)), answers
 
@@ -299,13 +299,13 @@ def take_session(item: Item[Any], session: Row) -> Op[Driven]:
     """Lease a session to an attempt, which holds its item; the session may be written."""
     if session["status"] == "active":
         yield from lease_sessions([(item, session)])
-        return Driven(session["fence"] + 1, session["version"], session)
+        return Driven(session["fence"] + 1, session)
     place = item._place()
     assert place is not None
-    change = RowChange(LEASED, {"item_number": item.number})
+    change = RowChange(f"{LEASED}, {AWAITS_TURN}", {"item_number": item.number})
     yield from record_status(item.runtime, place, "waiting", "active", session, change)
     yield from _note_driving(item, session["fence"] + 1)
-    return Driven(session["fence"] + 1, session["version"] + 1, session)
+    return Driven(session["fence"] + 1, session)
 
 
 def lease_sessions(driven: Sequence[tuple[Item[Any], Row]]) -> Op[None]:

@@ -12,6 +12,7 @@ from ..feed import event
 from ..kernel.operation import (
     AfterCommit,
     Decide,
+    Emit,
     FreshId,
     Lock,
     Op,
@@ -105,10 +106,25 @@ def submit_all(
             if is_new and row["state"] == "pending":
                 ready.add(row["queue"])
             if is_new and row["root_id"] is not None:
-                data = {"item": row["id"], "type": row["type"], "queue": row["queue"]}
-                yield event(codec, row["root_id"], row["session_id"], "work_submitted", data)
+                yield _submitted(codec, row)
     yield from ring(runtime.signals, ready)
     return found
+
+
+def new_item(codec: Codec, id: str, submission: Submission, place: Place) -> tuple[Query, Emit]:
+    """Return the statement that adds an item with a new id, ready to run, and its event.
+
+    The tree is locked, and the session of the place is open.
+    """
+    body = codec.encode(submission.input, name="input")
+    draft = {**_draft(submission, place, None), "id": id}
+    draft["input"] = codec.seal(body, context=context(id, "input"))
+    return Query(ADD_ITEM, draft), _submitted(codec, draft)
+
+
+def _submitted(codec: Codec, row: Row) -> Emit:
+    data = {"item": row["id"], "type": row["type"], "queue": row["queue"]}
+    return event(codec, row["root_id"], row["session_id"], "work_submitted", data)
 
 
 def _insert(page: Sequence[Row]) -> Op[list[list[Row]]]:
