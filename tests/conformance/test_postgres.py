@@ -24,6 +24,7 @@ import holdfast
 from holdfast.kernel.driver import Hooks, Trace
 from holdfast.kernel.postgres import PostgresDriver
 from holdfast.kernel.postgres.connections import CONNECTIONS_MAX
+from holdfast.kernel.postgres.followers import OtherListeners
 from holdfast.kernel.postgres.transactions import BACKOFF_SECONDS_MAX, _pause
 from holdfast.kernel.postgres.tree_queues import queue_of
 from holdfast.testing.conformance import CASES
@@ -337,6 +338,7 @@ def test_a_ring_is_sent_although_the_one_before_it_returned_late(
         psycopg.connect(where["url"], autocommit=True) as other,
     ):
         listening(store, where)
+        other.execute(OtherListeners(where["namespace"]).announcement.made.encode())
         other.execute(f"LISTEN holdfast_{where['namespace']}")
         with monkeypatch.context() as patch:
             patch.setattr("holdfast.kernel.postgres.notify.os.write", late)

@@ -15,7 +15,7 @@ import pytest
 
 import holdfast
 from holdfast.kernel.driver import Hooks, Trace
-from holdfast.kernel.postgres.followers import Followers
+from holdfast.kernel.postgres.followers import Followers, OtherListeners
 from holdfast.kernel.postgres.notify import TREES_NAMED_MAX
 from holdfast.kernel.signals import LOCAL_TOPIC
 from tests.crash.children import Child
@@ -240,6 +240,7 @@ def test_nobody_is_notified_of_changes_that_nobody_follows(
         listener.execute(f'LISTEN "holdfast_trees_{namespace}"'.encode())
         assert heard(listener, 0) == []
         followers = Followers(namespace, is_awaited=True)
-        listener.execute(followers.announcement.encode())
+        for announcement in (followers.announcement, OtherListeners(namespace).announcement):
+            listener.execute(announcement.made.encode())
         assert set(heard(listener, 120)) == {"tree root"}
         assert not Followers(namespace, is_awaited=False).is_look_due()

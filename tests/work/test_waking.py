@@ -4,14 +4,29 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import psycopg
 import pytest
 
 import holdfast
-from holdfast.kernel.postgres.notify import COALESCE_SECONDS, SEPARATOR
+from holdfast.kernel.postgres.followers import LOOK_SECONDS, OtherListeners
+from holdfast.kernel.postgres.notify import COALESCE_SECONDS, HELLO, SEPARATOR
 from tests.work.working import SECONDS_MAX
+
+
+def listen(listener: psycopg.Connection[Any], namespace: str) -> None:
+    """Listen as another process does."""
+    listener.execute(OtherListeners(namespace).announcement.made.encode())
+    listener.execute(f'LISTEN "holdfast_{namespace}"'.encode())
+
+
+def payloads(listener: psycopg.Connection[Any]) -> Iterator[str]:
+    """What is heard but the greeting of whoever begins to listen."""
+    for note in listener.notifies(timeout=SECONDS_MAX):
+        if note.payload != HELLO:
+            yield note.payload
 
 
 def test_rings_that_come_fast_are_sent_together(postgres_dsn: str, namespace: str) -> None:
@@ -19,18 +34,17 @@ def test_rings_that_come_fast_are_sent_together(postgres_dsn: str, namespace: st
         holdfast.open(postgres_dsn, namespace=namespace) as store,
         psycopg.connect(postgres_dsn, autocommit=True) as listener,
     ):
-        listener.execute(f'LISTEN "holdfast_{namespace}"'.encode())
+        listen(listener, namespace)
         signals = store.runtime.signals
         signals.ring("first")
-        heard = [note.payload for note in listener.notifies(timeout=SECONDS_MAX, stop_after=1)]
-        assert heard == ["first"]
+        assert next(payloads(listener)) == "first"
         began = time.monotonic()
         for _ in range(2_000):
             signals.ring("topic")
         signals.ring("zzz")
-        heard = []
-        for note in listener.notifies(timeout=SECONDS_MAX):
-            heard += note.payload.split(SEPARATOR)
+        heard: list[str] = []
+        for payload in payloads(listener):
+            heard += payload.split(SEPARATOR)
             if heard[-1] == "zzz":
                 break
         bursts = (time.monotonic() - began) / COALESCE_SECONDS + 2
@@ -43,19 +57,48 @@ def test_many_rings_share_notifications_and_all_arrive(postgres_dsn: str, namesp
         holdfast.open(postgres_dsn, namespace=namespace) as store,
         psycopg.connect(postgres_dsn, autocommit=True) as listener,
     ):
-        listener.execute(f'LISTEN "holdfast_{namespace}"'.encode())
+        listen(listener, namespace)
         signals = store.runtime.signals
         for topic in topics:
             signals.ring(topic)
         heard: set[str] = set()
         notifications = 0
-        for note in listener.notifies(timeout=SECONDS_MAX):
+        for payload in payloads(listener):
             notifications += 1
-            heard.update(note.payload.split(SEPARATOR))
+            heard.update(payload.split(SEPARATOR))
             if heard == set(topics):
                 break
         assert heard == set(topics)
         assert notifications < len(topics)
+
+
+def test_a_process_that_is_alone_sends_nothing_until_another_listens(
+    postgres_dsn: str, namespace: str
+) -> None:
+    with (
+        holdfast.open(postgres_dsn, namespace=namespace) as store,
+        psycopg.connect(postgres_dsn, autocommit=True) as unannounced,
+        psycopg.connect(postgres_dsn, autocommit=True) as listener,
+    ):
+        unannounced.execute(f'LISTEN "holdfast_{namespace}"'.encode())
+        signals = store.runtime.signals
+        signals.ring("nobody hears it")
+        driver: Any = store.runtime.driver
+        others = driver._notifier._wakeups.others
+        until = time.monotonic() + SECONDS_MAX
+        while others.may_be_there() and time.monotonic() < until:
+            time.sleep(LOOK_SECONDS / 100)
+        for number in range(100):
+            signals.ring(f"nor {number}")
+        listen(listener, namespace)
+        listener.execute("SELECT pg_notify(%s, %s)", [f"holdfast_{namespace}", HELLO])
+        while not others.may_be_there() and time.monotonic() < until:
+            time.sleep(LOOK_SECONDS / 100)
+        signals.ring("heard")
+        assert next(payloads(listener)) == "heard"
+        store.close()
+        heard = {note.payload for note in unannounced.notifies(timeout=0)}
+        assert heard == {HELLO, "heard"}
 
 
 @pytest.mark.parametrize("is_told", [True, False])

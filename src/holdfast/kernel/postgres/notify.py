@@ -3,7 +3,8 @@
 One connection serves all stores of a process that listen at the same address; those of one schema
 share their signals. A ring is sent at once, and rings that follow it shortly are coalesced. They
 are sent outside every transaction: NOTIFY inside each commit made writers queue behind one another.
-Changes of trees are sent only if a listener is known. A lost ring only costs latency.
+Nothing is sent while no other process listens, and changes of trees only if one follows them. A
+lost ring only costs latency.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from ..signals import EVERY_TREE, Signals, is_of_trees
 from ..threads import Latch, Thread
 from ..url import PostgresTarget
 from .connections import connect
-from .followers import Followers
+from .followers import Announcement, Followers, OtherListeners
 from .pipeline import Link, Message, Slot
 
 COALESCE_SECONDS = 0.01
@@ -37,9 +38,12 @@ PAYLOAD_BYTES_MAX = 7_999
 TOPIC_CHARACTERS_MAX = 1_999
 # Between the topics of one notification: the unit separator.
 SEPARATOR = "\x1f"
+# What a process sends when it begins to listen, so that the others send their rings.
+HELLO = ""
 # When more trees than this have changed, one ring of EVERY_TREE is sent instead.
 TREES_NAMED_MAX = 8
 PIPE_BYTES = 65_536
+NOTIFY = "SELECT pg_notify($1, $2)"
 LISTEN, UNLISTEN = sql.SQL("LISTEN {}"), sql.SQL("UNLISTEN {}")
 
 
@@ -51,6 +55,7 @@ class Wakeups:
         self.channel = f"holdfast_{schema}"
         self.tree_channel = f"holdfast_trees_{schema}"
         self.followers = Followers(schema, is_awaited=listener is not None)
+        self.others = OtherListeners(schema)
         self.follows = False
         """Whether this process waits for changes of trees."""
         self._listener = listener
@@ -63,6 +68,11 @@ class Wakeups:
         """The channels to listen to."""
         return {self.channel, self.tree_channel} if self.follows else {self.channel}
 
+    def announcement(self, channel: str) -> Announcement:
+        """Return what is announced by a process that listens to a channel."""
+        is_of_trees = channel == self.tree_channel
+        return self.followers.announcement if is_of_trees else self.others.announcement
+
     def _listen(self, topic: str) -> None:
         assert self._listener is not None
         self.follows |= is_of_trees(topic)
@@ -70,6 +80,8 @@ class Wakeups:
 
     def _forward(self, topic: str) -> None:
         assert self._listener is not None
+        if not self.others.may_be_there():
+            return
         if not is_of_trees(topic):
             self._listener.ring(self.channel, topic)
         elif self.followers.are_there:
@@ -194,12 +206,16 @@ class Listener:
         link.listen(self._hear)
         # Each NOTIFY is a transaction; one that is lost in a crash does no harm.
         link.run([Message("SET synchronous_commit = off")], self._limit_seconds)
+        for each in self._served():
+            # Another may have begun to listen while nothing could be heard.
+            each.others.hear()
         return link
 
     def _hear(self, channel: str, payload: str) -> None:
         topics = payload.split(SEPARATOR)
         for each in self._served():
             if channel in each.channels:
+                each.others.hear()
                 for topic in topics:
                     each.signals.ring_here(None if topic == EVERY_TREE else topic)
 
@@ -212,14 +228,16 @@ class Listener:
         served = self._served()
         wanted = {channel: each for each in served for channel in each.channels}
         new = wanted.keys() - self._heard
-        messages = [_naming(LISTEN, channel) for channel in sorted(new)]
-        # Writers look for these announcements before they send rings of trees.
-        announced = {wanted[channel] for channel in new if channel == wanted[channel].tree_channel}
-        messages += [Message(each.followers.announcement) for each in announced]
         gone = self._heard - wanted.keys()
+        # Whoever has something to tell looks for the announcements first.
+        messages = [Message(wanted[channel].announcement(channel).made) for channel in new]
+        begun = [each for each in served if each.channel in new]
+        messages += [Message(NOTIFY, (each.channel, HELLO)) for each in begun]
+        for each in self._wakeups.values():
+            left = {each.channel, each.tree_channel} & gone
+            messages += [Message(each.announcement(channel).revoked) for channel in left]
         messages += [_naming(UNLISTEN, channel) for channel in sorted(gone)]
-        left = (each for each in self._wakeups.values() if each.tree_channel in gone)
-        messages += [Message(each.followers.farewell) for each in left]
+        messages += [_naming(LISTEN, channel) for channel in sorted(new)]
         if messages:
             link.run(messages, self._limit_seconds)
         self._heard = set(wanted)
@@ -250,8 +268,10 @@ class Listener:
         with self._topics_lock:
             topics = sorted(self._topics)
             self._topics.clear()
-        notify = [Message("SELECT pg_notify($1, $2)", each) for each in _condensed(topics)]
         try:
+            heard = self._heard_by_others(link, {channel for channel, _ in topics})
+            rung = [each for each in topics if each[0] in heard]
+            notify = [Message(NOTIFY, each) for each in _condensed(rung)]
             if notify:
                 link.run(notify, self._limit_seconds)
         except psycopg.Error:
@@ -259,6 +279,19 @@ class Listener:
                 self._topics.update(topics)
             self._nudge()
             raise
+
+    def _heard_by_others(self, link: Link, channels: set[str]) -> set[str]:
+        """Return those channels that another process may listen to."""
+        heard = set()
+        for each in list(self._wakeups.values()):
+            if found := channels & {each.channel, each.tree_channel}:
+                others, times_heard = each.others, each.others.times_heard
+                if others.is_look_due():
+                    [reply] = link.run([Message(others.look)], self._limit_seconds)
+                    others.note(reply.rows[0]["are_there"], times_heard)
+                if others.may_be_there():
+                    heard |= found
+        return heard
 
 
 def _naming(statement: sql.SQL, channel: str) -> Message:
