@@ -311,3 +311,20 @@ def test_an_exported_tree_keeps_its_calls_and_nothing_goes_on_by_itself(
         assert results(item.resume().answers) == [("ok", "one"), ("ok", "by hand")]
         with pytest.raises(holdfast.InvalidArgument):
             store.import_sessions(file)
+
+
+def test_a_turn_closes_a_pause_that_was_resumed_before_the_export(
+    place: dict[str, Any], other: dict[str, Any], tmp_path: Path
+) -> None:
+    file = tmp_path / "trees.hfx"
+    with holdfast.open(**place, durability="normal") as store:
+        session = store.session("plan", agent="planner")
+        store.answer(session.ask("a").id, "one")
+        session.pause()
+        store.export(file, ["plan"])
+    with holdfast.open(**other, durability="normal") as store:
+        store.import_sessions(file)
+        found = store.find_session("plan")
+        assert [pause.state for pause in found.pauses()] == ["resumed"]
+        found.save(turn=1)
+        assert [pause.state for pause in found.pauses()] == ["closed"]
