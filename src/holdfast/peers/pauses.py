@@ -152,10 +152,10 @@ MARK_RESUMED = """
 UPDATE hf_pauses SET state = 'resumed', ready_at = coalesce(ready_at, :now)
 WHERE number = :number AND state IN ('waiting', 'ready', 'resumed')
 """
-# A pause that was no longer waiting is closed; one that still was is cancelled.
+# A pause that was no longer waiting is closed; one that still was, or was rewound, is cancelled.
 CLOSE = """
 UPDATE hf_pauses SET closed_at = :now,
-    state = CASE WHEN state = 'waiting' THEN 'cancelled' ELSE 'closed' END
+    state = CASE WHEN state = 'waiting' OR :is_rewound = 1 THEN 'cancelled' ELSE 'closed' END
 WHERE number = :number AND state IN ('waiting', 'ready', 'resumed')
 """
 CLOSE_ASKS = """
@@ -442,9 +442,9 @@ def close(
     """
     given = {"number": pause["number"], "session_number": pause["session_number"]}
     if runtime.driver.dialect == "postgres" and pause["state"] != "waiting":
-        yield from defer(CLOSE_WITH_ASKS, **given)
+        yield from defer(CLOSE_WITH_ASKS, **given, is_rewound=int(fences))
     else:
-        yield from defer(CLOSE, number=pause["number"])
+        yield from defer(CLOSE, number=pause["number"], is_rewound=int(fences))
         if pause["state"] == "waiting":
             yield from cancel_rest(runtime, pause, NOT_AWAITED)
         yield from defer(CLOSE_ASKS, **given)
