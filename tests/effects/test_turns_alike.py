@@ -124,7 +124,8 @@ async def test_a_call_id_that_is_used_twice_is_the_first_ones(subject: Subject) 
     phases=(Phase.explicit, Phase.generate),
 )
 def test_any_turns_are_alike(alike: Any, turns: list[Turn]) -> None:
-    run_to_the_end(check(*alike(), turns))
+    store, name = alike()
+    run_to_the_end(check(store, name, turns))
 
 
 @pytest.fixture
