@@ -329,7 +329,8 @@ def test_doctor_tells_of_effects_in_doubt_and_of_dead_owners(
     found = [each for each in data(quick("doctor", "--json")) if each["check"] == "effects"]
     assert [each["level"] for each in found] == ["warning", "warning"]
     assert "1 effect in doubt" in found[0]["message"]
-    assert "1 effect left behind" in found[1]["message"]
+    assert "1 effect left by an owner whose lease ended" in found[1]["message"]
+    assert "`holdfast effects verify 3 --tools MODULE:TOOL" in found[1]["advice"]
     for name in ("charge", "note"):
         shown(quick("effects", "resolve", effects[name], "--not-landed", "--by", "ann"))
     found = [each for each in data(quick("doctor", "--json")) if each["check"] == "effects"]
