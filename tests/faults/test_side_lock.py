@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -12,6 +14,7 @@ import holdfast
 from holdfast.kernel.sqlite.side_lock import FileLock, SideLock
 from holdfast.kernel.sqlite.transactions import REST_SECONDS_MAX
 from holdfast.testing.nouns import Counter
+from tests.crash.children import Child
 from tests.faults.workload import in_threads
 from tests.internals import engine_of
 from tests.work.fleet import wait_until
@@ -51,6 +54,27 @@ def test_a_writer_that_waits_is_not_overtaken_by_the_one_before_it(path: Path) -
     for lock in (writing, waiting, turn):
         lock.close()
     assert overtakes == TURNS * [False]
+
+
+def test_a_process_that_was_stopped_while_it_waits_keeps_nobody_from_writing(path: Path) -> None:
+    with holdfast.open(f"sqlite:///{path}") as store:
+        session = store.session("s")
+        holder, turn = SideLock(path), FileLock(path.with_name(f"{path.name}-turn"))
+        assert holder.try_acquire()
+        child = Child(lambda _: SideLock(path).acquire())
+        wait_until(lambda: is_taken(turn))
+        os.kill(child.pid, signal.SIGSTOP)
+        # Only then it is sure that it does not get the lock any more.
+        os.waitpid(child.pid, os.WUNTRACED)
+        holder.release()
+        for _ in range(TURNS):
+            session.append("log", [1])
+    with holdfast.open(f"sqlite:///{path}"):
+        assert is_taken(turn)
+    child.kill()
+    child.wait()
+    for lock in (holder, turn):
+        lock.close()
 
 
 def test_a_process_rests_for_as_long_as_it_has_written(path: Path) -> None:

@@ -3,7 +3,8 @@
 `flock` wakes those that wait, but gives the lock to the first that asks again: a process that
 writes without a pause takes it back before the others are awake, dozens of times in a row. So
 there are two locks. Only the process that has the turn asks for the lock of the writers, and it
-keeps the turn until it has that lock: nobody can overtake it.
+keeps the turn until it has that lock: nobody can overtake it. A process that was stopped while it
+waits keeps the turn too; the others then go on without turns for a while.
 """
 
 from __future__ import annotations
@@ -17,6 +18,11 @@ from pathlib import Path
 
 from ..threads import Thread
 from .connection import lock_error
+
+# A turn that does not come within this time is not waited for.
+TURN_SECONDS = 0.5
+# How long nobody's turn is waited for then.
+UNFAIR_SECONDS = 10.0
 
 
 class FileLock:
@@ -74,11 +80,12 @@ class SideLock:
         self._lock = FileLock(database.with_name(f"{database.name}-lock"))
         self._turn = FileLock(database.with_name(f"{database.name}-turn"))
         self.release = self._lock.release
+        self._unfair_until = 0.0
 
     def acquire(self) -> None:
         """Wait for the lock."""
         try:
-            self._turn.acquire()
+            self._wait_for_turn(TURN_SECONDS)
             self._lock.acquire()
         finally:
             self._turn.release()
@@ -86,7 +93,8 @@ class SideLock:
     def try_acquire(self) -> bool:
         """Take the lock if it is free and nobody waits for it."""
         try:
-            return self._turn.try_acquire() and self._lock.try_acquire()
+            may_ask = time.monotonic() < self._unfair_until or self._turn.try_acquire()
+            return may_ask and self._lock.try_acquire()
         finally:
             self._turn.release()
 
@@ -94,10 +102,14 @@ class SideLock:
         """Wait for the lock with a timeout."""
         until = time.monotonic() + seconds
         try:
-            self._turn.acquire_within(seconds)
+            self._wait_for_turn(min(seconds, TURN_SECONDS))
             return self._lock.acquire_within(until - time.monotonic())
         finally:
             self._turn.release()
+
+    def _wait_for_turn(self, seconds: float) -> None:
+        if time.monotonic() >= self._unfair_until and not self._turn.acquire_within(seconds):
+            self._unfair_until = time.monotonic() + UNFAIR_SECONDS
 
     def close(self) -> None:
         """Close the files; a forked child does this so that it cannot hold the parent's lock."""
