@@ -124,7 +124,7 @@ def test_doctor_names_a_standby_whose_snapshot_holds_back_dead_rows(
             assert time.monotonic() < until
             time.sleep(0.1)
         assert re.fullmatch(
-            r"1 standby with an old snapshot: '\w+', \d\d transactions behind\.", found[0][1]
+            r"1 standby with an old snapshot: '\w+', \d+ transactions behind\.", found[0][1]
         )
         reader.rollback()
         while standbys()[0][0] == "warning":

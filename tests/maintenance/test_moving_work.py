@@ -360,7 +360,8 @@ LEFT_BEHIND = {
     "hf_attempts": {"work_number"},
     "hf_spend": {"number"},
     "hf_effects": {"number", "lease_expires_at", "unlinked_at"},
-    "hf_sessions": {"head", "holder", "lease_expires_at"},
+    # The first turn after an import looks for a pause to close, whatever the row said.
+    "hf_sessions": {"head", "holder", "lease_expires_at", "awaits_turn"},
 }  # fmt: skip
 NO_COLUMNS = {"hf_attempts": {"item_id"}}
 RECORDS: dict[str, Any] = {

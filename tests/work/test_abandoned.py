@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,7 +21,7 @@ from tests.work.fleet import wait_until
 from tests.work.working import SECONDS_MAX, ended, opened, running, until
 
 # Long enough for a busy machine to renew it, short enough to notice a cancellation soon.
-OPTIONS: dict[str, Any] = {"lease_seconds": 3, "poll_seconds": 0.05, "drain_seconds": 0.1}
+OPTIONS: dict[str, Any] = {"lease_seconds": 9, "poll_seconds": 0.05, "drain_seconds": 0.1}
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +53,9 @@ class Stubborn:
         if item.input == "healthy":
             return "served"
         self.started.release()
+        until = time.monotonic() + SECONDS_MAX
         while not self.go_on.is_set():
+            assert time.monotonic() < until
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.sleep(0.02)
         try:

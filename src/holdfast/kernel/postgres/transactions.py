@@ -94,8 +94,6 @@ class Transactions:
             # The plan of a prepared statement is made while a new table is nearly empty, and kept
             # until the table is analyzed. Every row that a write looks for has an index.
             "enable_seqscan": "off",
-            # Otherwise some prepared statements are planned again at every execution.
-            "plan_cache_mode": "force_generic_plan",
         }
         # The mark also makes the settings, which saves a statement in every transaction.
         made = ", ".join(
