@@ -24,12 +24,12 @@ RECORDS = f"{HOME}dataclass.py"
 MESSAGES = [{"role": "user", "content": "hello"}]
 
 LIMITS = {
-    "append": (61, 13, 12),
-    "save": (65, 13, 12),
-    "call": (112, 19, 16),
-    "claim": (41, 12, 12),
-    "complete": (41, 11, 11),
-    "increment": (77, 17, 16),
+    "append": (60, 13, 12),
+    "save": (64, 13, 12),
+    "call": (111, 19, 16),
+    "claim": (40, 12, 12),
+    "complete": (40, 11, 11),
+    "increment": (76, 17, 16),
 }
 
 

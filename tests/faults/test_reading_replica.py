@@ -123,9 +123,11 @@ def test_doctor_names_a_standby_whose_snapshot_holds_back_dead_rows(
         while (found := standbys())[0][0] == "ok":
             assert time.monotonic() < until
             time.sleep(0.1)
-        assert re.fullmatch(
-            r"1 standby with an old snapshot: '\w+', \d+ transactions behind\.", found[0][1]
-        )
+        told = r"1 standby with an old snapshot: '\w+', (\d+) transactions behind\."
+        match = re.fullmatch(told, found[0][1])
+        # Other users of the server make transactions too.
+        assert match is not None
+        assert int(match[1]) > health.STANDBY_TRANSACTIONS_MAX
         reader.rollback()
         while standbys()[0][0] == "warning":
             assert time.monotonic() < until

@@ -405,11 +405,7 @@ def write_after(
     yield from plan.add(wanted.changes)
     version = head.version + 1
     if version == VERSIONS:
-        raise LimitExceeded(
-            f"session {place.session_id} has had {head.version:,} versions, which is the maximum; "
-            "continue in a new session",
-            session_id=place.session_id,
-        )
+        raise _too_many_versions(place.session_id)
     key = place.number * VERSIONS + version
     new_head = random_id((yield FreshId()))
     here = {"number": place.number, "head": new_head}
@@ -430,19 +426,15 @@ def write_after(
         "item_id": wanted.item_id,
         "idempotency_key": wanted.key,
     }
-    bodies = {
-        "manifest": lines.write_manifest(codec, plan.manifest),
-        "data": wanted.data,
-        "metadata": wanted.metadata,
-    }
-    for part, body in bodies.items():
+    manifest = lines.write_manifest(codec, plan.manifest)
+    bodies = (("manifest", manifest), ("data", wanted.data), ("metadata", wanted.metadata))
+    for part, body in bodies:
         row[part] = body and codec.seal(body, context=lines.checkpoint_context(key, part))
     looks = []
     if place.guard is not None:
         keeper = Keeper.of(runtime)
         keeper.require_known(place.guard)
         looks = keeper.looks(place.guard)
-    told = {"version": version, "kind": wanted.kind}
     items = _item_queries(plan, here)
     # A call in one round trip extends its last statement, which must not change two tables then.
     if has_begun and not items and runtime.driver.dialect == "postgres":
@@ -450,6 +442,7 @@ def write_after(
     else:
         move = Query(_advance_head(also.assignments), advance)
         writes = [move, *items, Query(ADD_CHECKPOINT, row)]
+    told = {"version": version, "kind": wanted.kind}
     answers = yield Decide(
         # Whether the tree is there is seen by its session.
         [Lock(place.root_id, is_asked=False), *looks, *writes],
@@ -471,6 +464,14 @@ def write_after(
         item_id=wanted.item_id,
         idempotency_key=wanted.key,
         **answers[-1][0],
+    )
+
+
+def _too_many_versions(session_id: str) -> LimitExceeded:
+    return LimitExceeded(
+        f"session {session_id} has had {VERSIONS - 1:,} versions, which is the maximum; "
+        "continue in a new session",
+        session_id=session_id,
     )
 
 

@@ -35,8 +35,10 @@ class FileLock:
         except OSError as error:
             raise lock_error(path, error) from error
         self._descriptor = self._file.fileno()
-        # One C call, so an interrupt comes before or after it.
+        # One C call each, so an interrupt comes before or after it.
         self.release = functools.partial(fcntl.flock, self._descriptor, fcntl.LOCK_UN)
+        self.take = functools.partial(fcntl.flock, self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        """Take the lock if it is free, else raise BlockingIOError."""
 
     def acquire(self) -> None:
         """Wait for the lock, without polling."""
@@ -45,7 +47,7 @@ class FileLock:
     def try_acquire(self) -> bool:
         """Take the lock if it is free."""
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.take()
         except BlockingIOError:
             return False
         return True
@@ -93,10 +95,14 @@ class SideLock:
     def try_acquire(self) -> bool:
         """Take the lock if it is free and nobody waits for it."""
         try:
-            may_ask = time.monotonic() < self._unfair_until or self._turn.try_acquire()
-            return may_ask and self._lock.try_acquire()
+            if time.monotonic() >= self._unfair_until:
+                self._turn.take()
+            self._lock.take()
+        except BlockingIOError:
+            return False
         finally:
             self._turn.release()
+        return True
 
     def acquire_within(self, seconds: float) -> bool:
         """Wait for the lock with a timeout."""
