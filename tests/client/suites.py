@@ -10,6 +10,7 @@ OPENS = "it opens the database itself"
 INTERNAL = "it looks inside an embedded store"
 KILLS = "it kills processes, which need a server of its own: test_resumed_agents has it"
 MOVES = "sessions are moved where the database is"
+AUDIT = "the audit trail is read where the database is"
 KEYS = "keys and redaction are the server's"
 
 

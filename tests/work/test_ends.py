@@ -160,8 +160,6 @@ async def test_a_running_item_is_taken_away_from_a_holder_that_can_write_nothing
     [kept] = await done(store.work.errors(item.id))
     assert (kept.reason, kept.error, kept.holder) == ("taken away", "it hangs", item.holder)
     assert (await kinds(store, "s"))[-1] == "work_requeued"
-    [last] = (await done(store.audit.list()))[-1:]
-    assert (last.action, last.subject, last.reason) == ("work_released", item.id, None)
     [again] = await done(store.work.claim("another"))
     assert again.id == item.id
     await done(store.work.cancel(item.id))
@@ -169,6 +167,15 @@ async def test_a_running_item_is_taken_away_from_a_holder_that_can_write_nothing
     for wrong in ("", "x" * 1_001):
         await raises(InvalidArgument, partial(store.work.release, item.id, reason=wrong))
     await raises(InvalidArgument, partial(store.work.release, item.id, reason="it has ended"))
+
+
+@both_colours
+async def test_an_item_that_is_taken_away_is_in_the_audit_trail(subject: Subject) -> None:
+    store, _ = await opened(subject)
+    item = await claimed(store)
+    await done(store.work.release(item.id, reason="it hangs"))
+    [last] = (await done(store.audit.list()))[-1:]
+    assert (last.action, last.subject, last.reason) == ("work_released", item.id, None)
 
 
 @both_colours

@@ -113,8 +113,8 @@ class EffectRequest:
     idempotency_key: str | None = None
     approval: Approval | None = None
     """Consumed by the attempt that is issued under it; None if the call needs none."""
-    identity: RequestIdentity = field(init=False)
-    body: bytes = field(init=False)
+    identity: RequestIdentity = field(init=False, repr=False)
+    body: bytes = field(init=False, repr=False)
     """The encoded arguments, not sealed yet."""
 
     @property
