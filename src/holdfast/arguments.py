@@ -205,11 +205,9 @@ def _scalars(value: object, path: ValuePath) -> Iterator[tuple[object, ValuePath
 
 def refuse_scalars(value: object, path: ValuePath, digits: int) -> None:
     """Refuse text that is not valid Unicode, and integers with too many digits."""
+    refuse_surrogates(value, path)
     bound = 10**digits
     for scalar, place in _scalars(value, path):
-        if isinstance(scalar, str) and _SURROGATE.search(scalar):
-            problem = f"{shown_path(place)} has a lone surrogate: it is not Unicode text."
-            raise InvalidValue(problem, path=shown_path(place))
         if isinstance(scalar, int) and not -bound < scalar < bound:
             where = shown_path(place)
             raise LimitExceeded(
@@ -218,6 +216,14 @@ def refuse_scalars(value: object, path: ValuePath, digits: int) -> None:
                 actual=digits + 1,
                 path=where,
             )
+
+
+def refuse_surrogates(value: object, path: ValuePath) -> None:
+    """Refuse text that is not valid Unicode."""
+    for scalar, place in _scalars(value, path):
+        if isinstance(scalar, str) and _SURROGATE.search(scalar):
+            problem = f"{shown_path(place)} has a lone surrogate: it is not Unicode text."
+            raise InvalidValue(problem, path=shown_path(place))
 
 
 class Repeated:

@@ -226,6 +226,21 @@ def test_what_cannot_be_stored_is_refused_as_by_an_embedded_store(
     assert str(caught.value).startswith(message)
 
 
+def test_text_that_is_not_unicode_is_refused_by_name_and_takes_no_lane(
+    store: holdfast.Store,
+) -> None:
+    session = store.session("s")
+    with pytest.raises(InvalidValue, match=r"^x\.a\[0\] has a lone surrogate"):
+        session.save(x={"a": ["\ud800"]})
+    with pytest.raises(InvalidArgument, match="^ask_id has a lone surrogate"):
+        store.answer("\ud800", 1)
+    with pytest.raises(InvalidArgument, match="not Unicode"):
+        store.session(metadata={"who": holdfast.Ask("a", "\ud800")})
+    driver: Any = store.runtime.driver
+    assert len(driver.client.lanes._free) == 1
+    assert session.latest() is None
+
+
 def test_every_number_arrives_as_it_was(store: holdfast.Store) -> None:
     numbers = [0, -1, 2**63, -(2**63), 2**64, 10**400, 1.0, -0.0, 5e-324, True, None]
     store.session("s").append("log", numbers)

@@ -7,17 +7,20 @@ and gets the stored outcome instead of being run a second time.
 
 from __future__ import annotations
 
+import inspect
 import time
 import uuid
 from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from ...arguments import refuse_surrogates
 from ...errors import (
     CommitUnknown,
     Forbidden,
     HoldfastError,
     IdempotencyKeyReused,
+    InvalidArgument,
     LimitExceeded,
     RequestOutOfOrder,
     StoreReadOnly,
@@ -136,10 +139,11 @@ def _exchange(client: Client, call: Call[Any], lanes: Lanes) -> Exchange:
         )
         new_id = client.settings.services.new_id
         call.ids += [new_id() for _ in range(len(call.ids), IDS_MIN + most)]
+    body = _encoded(wire, call)
+    if call.operation.mode == "write":
         # A lane that an interrupt kept from being given back is never used again.
         lane = lanes.take()
         headers = {LANE: lane.id, NUMBER: str(lane.last + 1)}
-    body = wire.encode([call.instance, list(call.arguments), dict(call.keywords), call.ids])
     response = yield from _answer(client, call.name, body, headers, lane)
     if response.media_type != MEDIA_TYPE:
         if lane is not None and response.status >= 500:
@@ -158,6 +162,17 @@ def _exchange(client: Client, call: Call[Any], lanes: Lanes) -> Exchange:
     if isinstance(call.instance, Handle):
         call.instance._take_answer(result, row)
     return result
+
+
+def _encoded(wire: Wire, call: Call[Any]) -> bytes:
+    """Return a call as bytes, or name the argument that no encoding has."""
+    try:
+        return wire.encode([call.instance, list(call.arguments), dict(call.keywords), call.ids])
+    except UnicodeEncodeError as error:
+        _self, *names = inspect.signature(call.operation.function).parameters
+        for name, value in [*zip(names, call.arguments, strict=False), *call.keywords.items()]:
+            refuse_surrogates(value, name)
+        raise InvalidArgument(f"{call.name} was given text that is not Unicode") from error
 
 
 def _answer(
