@@ -232,7 +232,7 @@ def test_text_that_is_not_unicode_is_refused_by_name_and_takes_no_lane(
     session = store.session("s")
     with pytest.raises(InvalidValue, match=r"^x\.a\[0\] has a lone surrogate"):
         session.save(x={"a": ["\ud800"]})
-    with pytest.raises(InvalidArgument, match="^ask_id has a lone surrogate"):
+    with pytest.raises(InvalidArgument, match=r"^ask_id has a lone surrogate"):
         store.answer("\ud800", 1)
     with pytest.raises(InvalidArgument, match="not Unicode"):
         store.session(metadata={"who": holdfast.Ask("a", "\ud800")})
