@@ -15,7 +15,10 @@ import psycopg
 import pytest
 
 import holdfast
+from holdfast.kernel.operation import Call
 from holdfast.kernel.postgres import shared_commits, transactions
+from holdfast.kernel.postgres.connections import Turn
+from holdfast.kernel.postgres.pipeline import Queue, Send
 from holdfast.testing.nouns import Counter
 from holdfast.testing.proxy import Moment, PostgresProxy
 from tests.faults.workload import WAIT_SECONDS, Clients, in_threads
@@ -29,6 +32,8 @@ WAITING_FOR_A_LOCK = "SELECT count(*) FROM pg_locks WHERE NOT granted"
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls wait in gathering until they come, however busy the machine is."""
     monkeypatch.setattr(transactions, "QUEUE_LOOK_SECONDS", 60.0)
+    # Tests share schemas: a group that failed in the last one must not keep calls apart in this.
+    shared_commits._failed.clear()
 
 
 def waiting() -> int:
@@ -128,7 +133,7 @@ def test_who_was_interrupted_leads_no_more() -> None:
     gathering.join(second)
     assert first.has_come
     assert not second.has_come
-    assert gathering.gather(first) == [second]
+    assert gathering.gather(first, ("writer", 1)) == [second]
     del first
     gc.collect()
     assert second.led_by() is None, "the one that was to send it is gone"
@@ -172,7 +177,9 @@ def test_a_call_that_is_cancelled_while_it_waits_for_others_is_never_run(
 ) -> None:
     async def run() -> None:
         async with await holdfast.aopen(**direct) as store:
-            tasks = [asyncio.ensure_future(Counter(store).add_at_once()) for _ in range(3)]
+            tasks = [asyncio.ensure_future(Counter(store).add_at_once())]
+            await asyncio.to_thread(wait_until, is_at_the_server)
+            tasks += [asyncio.ensure_future(Counter(store).add_at_once()) for _ in range(2)]
             await asyncio.to_thread(wait_until, lambda: waiting() == 2)
             tasks[1].cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -181,6 +188,104 @@ def test_a_call_that_is_cancelled_while_it_waits_for_others_is_never_run(
             assert [await tasks[0], await tasks[2]] == [1, 2]
             assert await Counter(store).value() == 2
 
-    with psycopg.connect(direct["url"]) as holder:
+    def is_at_the_server() -> bool:
+        return admin.execute(WAITING_FOR_A_LOCK).fetchone() == (1,)
+
+    with (
+        psycopg.connect(direct["url"]) as holder,
+        psycopg.connect(direct["url"], autocommit=True) as admin,
+    ):
         holder.execute(f'SELECT * FROM "{direct["namespace"]}".hf_trees FOR UPDATE'.encode())
         asyncio.run(run())
+
+
+class Stepped:
+    """A call that goes on only when it is told to, as if its thread stood still meanwhile."""
+
+    def __init__(self, store: holdfast.Store) -> None:
+        driver: Any = store.runtime.driver
+        self._perform = driver._perform
+        self._steps = driver.transactions.run(Call(Counter.add_at_once, Counter(store)))
+        self.step: Any = next(self._steps)
+
+    def go_on(self, *, until: type | None = None) -> Any:
+        """Perform its steps up to one of this kind, or to its end; return its result."""
+        while until is None or not isinstance(self.step, until):
+            try:
+                result = self._perform(self.step)
+            except psycopg.Error as error:
+                self.step = self._steps.throw(error)
+                continue
+            if (ended := self.advance(result)) is not None:
+                return ended
+        return None
+
+    def advance(self, answer: Any = None) -> Any:
+        """Answer its step; return its result, if that was its last."""
+        try:
+            self.step = self._steps.send(answer)
+        except StopIteration as ended:
+            return ended.value
+        return None
+
+    def sends(self) -> int:
+        """Return how many calls are in the transaction that it is about to send."""
+        assert isinstance(self.step, Send)
+        return sum("done AS" in message.text for message in self.step.messages)
+
+
+def waiting_behind(store: holdfast.Store, count: int) -> tuple[Stepped, list[Stepped]]:
+    """Return a call that is about to be sent, and others that wait behind it."""
+    first = Stepped(store)
+    while not (isinstance(first.step, Send) and first.step.is_commit):
+        first.advance(first._perform(first.step))
+    others = [Stepped(store) for _ in range(count)]
+    for other in others:
+        other.go_on(until=Queue)
+    assert waiting() == count
+    return first, others
+
+
+def test_calls_behind_one_that_takes_long_are_sent_together(direct: dict[str, Any]) -> None:
+    with holdfast.open(**direct) as store:
+        first, [second, *others] = waiting_behind(store, CALLS)
+        second.advance()
+        assert second.sends() == CALLS, "it has waited long enough, and takes the others along"
+        assert second.go_on() == 1
+        assert [other.go_on() for other in others] == [2, 3, 4]
+        assert first.go_on() == CALLS + 1
+        assert Counter(store).value() == CALLS + 1
+
+
+def test_a_call_does_not_wait_for_ever_for_one_that_was_to_send_it(direct: dict[str, Any]) -> None:
+    with holdfast.open(**direct, busy_timeout_seconds=0.5) as store:
+        first, [second, third] = waiting_behind(store, 2)
+        assert first.go_on() == 1
+        second.advance()
+        assert second.sends() == 2
+        # The second stands still, and the third waits for it no longer than for a server.
+        wait_until(lambda: third.advance() is None and not isinstance(third.step, Queue))
+        with pytest.raises(holdfast.StoreUnavailable, match="nothing was written"):
+            third.go_on()
+        # What the second sends now is too late, for both of them.
+        with pytest.raises(holdfast.StoreUnavailable, match="nothing was written"):
+            second.go_on()
+        assert Counter(store).value() == 1
+
+
+def test_a_cancellation_that_comes_with_the_turn_is_not_lost(direct: dict[str, Any]) -> None:
+    async def run() -> None:
+        async with await holdfast.aopen(**direct) as store:
+            perform = store.runtime.driver._perform  # type: ignore[attr-defined]
+            for ticks in range(8):
+                turn = Turn()
+                task = asyncio.ensure_future(perform(Queue(turn, WAIT_SECONDS)))
+                await asyncio.sleep(0.01)
+                turn.come(None)
+                for _ in range(ticks):
+                    await asyncio.sleep(0)
+                is_cancelled = task.cancel()
+                await asyncio.wait([task])
+                assert task.cancelled() == is_cancelled, ticks
+
+    asyncio.run(run())

@@ -52,7 +52,7 @@ class PostgresDriver(SyncDriver):
     def _execute(self, call: Call[R]) -> R:
         try:
             return drive(self.transactions.run(call), self._perform)
-        except KeyboardInterrupt as interrupt:
+        except (KeyboardInterrupt, SystemExit) as interrupt:
             # Otherwise a connection held by one of the frames lives as long as this error.
             traceback.clear_frames(interrupt.__traceback__)
             raise
@@ -141,8 +141,10 @@ class AsyncPostgresDriver(AsyncDriver):
                 event = asyncio.Event()
                 turn.wake = partial(self._loop.call_soon_threadsafe, event.set)
                 if not turn.has_come:
+                    # `wait_for` of Python 3.11 drops a cancellation that comes with the event.
                     with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(event.wait(), seconds)
+                        async with asyncio.timeout(seconds):
+                            await event.wait()
             case Sleep(seconds):
                 await asyncio.sleep(seconds)
         return None

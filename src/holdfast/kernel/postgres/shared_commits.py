@@ -1,9 +1,9 @@
 """Calls of one process that write to the same tree share transactions (group commit).
 
 While the transaction of one call is under way, others gather behind it; then the first of them
-leads: it sends all of them in one transaction, and passes the lead on. A group is committed as a
-whole or not at all. If it fails, each of its calls is sent alone, and so is a call that has waited
-too long: sharing saves round trips, syncs and locks, and nothing depends on it.
+leads: it sends all of them in one transaction, and passes the lead on. One that has waited too long
+does so without being asked. A group is committed as a whole or not at all. If it fails, each of its
+calls is sent alone: sharing saves round trips, syncs and locks, and nothing depends on it.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Member:
         """Whether the call must be sent alone."""
         self.led_by: Callable[[], Member | None] = _nobody
         """The call that sends this one; nobody if it was interrupted."""
-        self.mark: tuple[str, int] | None = None
-        """The mark of the transaction in which it was sent."""
+        self.mark = ("", 0)
+        """The mark of the transaction in which that call sends it."""
 
     def come(
         self,
@@ -94,12 +94,12 @@ class Gathering:
                 return member
         return None
 
-    def gather(self, leader: Member) -> list[Member]:
-        """Return the calls that are to be sent with the leader's."""
+    def gather(self, leader: Member, mark: tuple[str, int]) -> list[Member]:
+        """Return the calls that are to be sent with the leader's, in a transaction of that mark."""
         group: list[Member] = []
         with self._lock:
             while len(group) < GROUP_MAX and (member := self._next()) is not None:
-                member.led_by = weakref.ref(leader)
+                member.led_by, member.mark = weakref.ref(leader), mark
                 group.append(member)
         return group
 

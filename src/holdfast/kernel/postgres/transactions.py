@@ -288,20 +288,26 @@ class Transactions:
         if gathering is None or gathering.is_apart:
             return (yield from self._write_at_once(connection, execution))
         member = Member(execution)
+        until = time.monotonic() + self.answer_seconds
         try:
             gathering.join(member)
             while not member.has_come:
                 yield Queue(member, QUEUE_LOOK_SECONDS)
-                is_left = not member.has_come and gathering.leave(member)
-                if is_left or (member.led_by() is None and not member.has_come):
-                    member.come(error=member.mark and _lost(*member.mark), is_alone=True)
+                if not member.has_come and gathering.leave(member):
+                    # The leader takes long: lead those that wait meanwhile.
+                    break
+                is_forsaken = member.led_by() is None or time.monotonic() > until
+                if is_forsaken and not member.has_come:
+                    raise _lost(*member.mark)
             if member.error is not None:
                 raise member.error
             if member.answers is not None:
                 one_trip.conclude(execution, member.answers)
                 return True
-            if not member.is_alone and (others := gathering.gather(member)):
-                return (yield from self._write_group(connection, member, others, gathering))
+            if not member.is_alone:
+                mark = (connection.writer_id, connection.batch + 1)
+                if others := gathering.gather(member, mark):
+                    return (yield from self._write_group(connection, member, others, gathering))
             return (yield from self._write_at_once(connection, execution))
         finally:
             gathering.leave(member)
@@ -314,18 +320,16 @@ class Transactions:
         connection.batch += 1
         mark = (connection.writer_id, connection.batch)
         execution, services = leader.execution, self.settings.services
-        settings = self._first(Query(self._settling, {}), execution)
-        opening = [Message("BEGIN", boundary="begin"), settings]
-        group = [
-            [*map(self.message, one_trip.statements_in_group(each.execution, services))]
-            for each in (leader, *others)
-        ]
-        marked = self.message(Query(MARK_BATCH, {"writer_id": mark[0], "batch": mark[1]}))
-        for each in others:
-            each.mark = mark
-        commit = Message("COMMIT", boundary="commit")
-        messages = [*opening, *itertools.chain(*group), marked, commit]
         try:
+            settings = self._first(Query(self._settling, {}), execution)
+            opening = [Message("BEGIN", boundary="begin"), settings]
+            group = [
+                [*map(self.message, one_trip.statements_in_group(each.execution, services))]
+                for each in (leader, *others)
+            ]
+            marked = self.message(Query(MARK_BATCH, {"writer_id": mark[0], "batch": mark[1]}))
+            commit = Message("COMMIT", boundary="commit")
+            messages = [*opening, *itertools.chain(*group), marked, commit]
             replies = yield from self._commit(connection, messages, execution)
         except psycopg.Error as error:
             gathering.keep_apart()
