@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import quote
 
 import psycopg
 import pytest
@@ -13,6 +14,9 @@ import pytest
 import holdfast
 from holdfast.kernel.postgres.followers import LOOK_SECONDS, OtherListeners
 from holdfast.kernel.postgres.notify import COALESCE_SECONDS, HELLO, SEPARATOR
+from holdfast.kernel.signals import EVERY_TREE
+from holdfast.testing.proxy import PostgresProxy
+from tests.work.fleet import wait_until
 from tests.work.working import SECONDS_MAX
 
 
@@ -94,6 +98,8 @@ def test_a_process_that_is_alone_sends_nothing_until_another_listens(
         listener.execute("SELECT pg_notify(%s, %s)", [f"holdfast_{namespace}", HELLO])
         while not others.may_be_there() and time.monotonic() < until:
             time.sleep(LOOK_SECONDS / 100)
+        # It may have begun to listen before one of the rings that were withheld.
+        assert next(payloads(listener)) == EVERY_TREE
         signals.ring("heard")
         assert next(payloads(listener)) == "heard"
         heard: set[str] = set()
@@ -101,7 +107,37 @@ def test_a_process_that_is_alone_sends_nothing_until_another_listens(
             heard.add(note.payload)
             if note.payload == "heard":
                 break
-        assert heard == {HELLO, "heard"}
+        assert heard == {HELLO, EVERY_TREE, "heard"}
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_change_before_a_process_knows_of_a_listener_wakes_it(
+    is_cut: bool,
+    proxy: PostgresProxy,
+    postgres_dsn: str,
+    ready_namespace: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its own connection is slow, or was cut; the other one listens and waits meanwhile."""
+    monkeypatch.setattr("holdfast.kernel.postgres.followers.LOOK_SECONDS", 3_600.0)
+    place: dict[str, Any] = {"url": postgres_dsn, "namespace": ready_namespace}
+    slow = f"{postgres_dsn}&listen={quote(proxy.dsn(postgres_dsn), safe='')}"
+    with holdfast.open(slow, namespace=ready_namespace) as writer:
+        writer.work.submit("other")
+        driver: Any = writer.runtime.driver
+        wait_until(lambda: not driver._notifier._wakeups.others.may_be_there())
+        proxy.freeze()
+        if is_cut:
+            proxy.cut_all()
+        with holdfast.open(**place) as waiter:
+            signals = waiter.runtime.signals
+            # It is rung once when it listens, and then waits.
+            assert signals.wait("work:t", signals.count("work:t"), SECONDS_MAX)
+            seen = signals.count("work:t")
+            writer.work.submit("t")
+            assert signals.count("work:t") == seen
+            proxy.thaw()
+            assert signals.wait("work:t", seen, SECONDS_MAX)
 
 
 @pytest.mark.parametrize("is_told", [True, False])

@@ -3,7 +3,8 @@
 NOTIFY takes a server-wide lock, so rings that nobody hears are not sent. There is one lock for
 those who follow changes of trees: a writing process checks for it about once a second, inside a
 statement that it sends anyway; until then, followers rely on polling. Another lock is for all that
-listen: a process that is alone sends nothing, and is told at once when another begins to listen.
+listen: a process that is alone sends nothing, and is told at once when another begins to listen. It
+then rings everything once, if it has withheld rings.
 """
 
 from __future__ import annotations
@@ -47,20 +48,30 @@ class OtherListeners:
         """The query, on the LISTEN connection, for whether there is another one."""
         self.times_heard = 0
         self._are_there = True
+        self._has_withheld = False
         self._look_at = 0.0
 
     def may_be_there(self) -> bool:
-        """Whether another process may listen."""
-        return self._are_there or self.is_look_due()
+        """Whether another process may listen; if not, a ring is withheld."""
+        if self._are_there or self.is_look_due():
+            return True
+        self._has_withheld = True
+        # Whoever was heard meanwhile may not have seen that.
+        return self._are_there
 
     def is_look_due(self) -> bool:
         """Whether to check again before a ring is sent."""
         return time.monotonic() >= self._look_at
 
-    def hear(self) -> None:
-        """Record that another process was heard."""
+    def hear(self) -> bool:
+        """Record that another process was heard; return whether rings were withheld before.
+
+        It may have begun to listen before one of them.
+        """
         self.times_heard += 1
         self._are_there = True
+        has_withheld, self._has_withheld = self._has_withheld, False
+        return has_withheld
 
     def note(self, are_there: bool, times_heard: int) -> None:
         """Record the result of a check, unless one was heard since it began."""

@@ -208,16 +208,23 @@ class Listener:
         link.run([Message("SET synchronous_commit = off")], self._limit_seconds)
         for each in self._served():
             # Another may have begun to listen while nothing could be heard.
-            each.others.hear()
+            self._hear_another(each)
         return link
 
     def _hear(self, channel: str, payload: str) -> None:
         topics = payload.split(SEPARATOR)
         for each in self._served():
             if channel in each.channels:
-                each.others.hear()
+                self._hear_another(each)
                 for topic in topics:
                     each.signals.ring_here(None if topic == EVERY_TREE else topic)
+
+    def _hear_another(self, heard: Wakeups) -> None:
+        """Note that another process may listen, and make good for rings it was not sent."""
+        if heard.others.hear():
+            with self._topics_lock:
+                self._topics.add((heard.channel, EVERY_TREE))
+            self._nudge()
 
     def _served(self) -> list[Wakeups]:
         with self._starting:
