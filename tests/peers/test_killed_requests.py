@@ -95,7 +95,7 @@ def test_a_request_whose_commit_was_cut_is_there_once(
     ready_namespace: str,
     tmp_path: Path,
 ) -> None:
-    direct = {"url": postgres_dsn, "namespace": ready_namespace}
+    direct: dict[str, Any] = {"url": postgres_dsn, "namespace": ready_namespace}
     through = {**direct, "url": f"{proxy.dsn(postgres_dsn)}&listen=off"}
     agent = agent_of("reference")
 

@@ -340,6 +340,60 @@ async def test_a_worker_verifies_what_is_left_while_it_runs(subject: Subject) ->
     assert (effect.status, effect.reason, effect.result) == ("completed", "verified", "found")
 
 
+@both_colours
+async def test_a_hook_that_raises_what_ends_programs_ends_neither_loop_nor_verification(
+    subject: Subject,
+) -> None:
+    store = await opened(subject)
+    errors = [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()]
+
+    def verify(args: dict[str, Any], idempotency_key: str) -> Any:
+        if errors:
+            raise errors.pop()
+        return holdfast.Landed("found")
+
+    async def verify_async(args: dict[str, Any], idempotency_key: str) -> Any:
+        return verify(args, idempotency_key)
+
+    is_async = isinstance(store, holdfast.AsyncStore)
+    hook = verify_async if is_async else verify
+
+    @holdfast.tool(effect="mutate", verify=hook, lease_seconds=0.1)
+    def charge(cents: int) -> str:
+        raise AssertionError("it must not run")
+
+    given: dict[str, Any] = {"tools": [charge], "sweep_interval_seconds": 0.05}
+    async with running(store, {"t": lambda item: "served"}, **given):
+        await ended(store, (await done(store.work.submit("t"))).id)
+        dying = await opened(subject)
+        begun = await done((await done(dying.session("s"))).begin(charge, {"cents": 5}))
+        await done(dying.close())
+        effect = await until(
+            lambda: store.effect(begun.effect_id), lambda found: found.status == "completed"
+        )
+    assert (effect.reason, effect.result, errors) == ("verified", "found", [])
+
+
+@both_colours
+async def test_a_handler_that_raises_what_ends_programs_has_failed(subject: Subject) -> None:
+    """Async handlers, alone in an event loop and beside handlers that run in threads."""
+    store = await opened(subject)
+
+    async def raising(item: Any) -> None:
+        await asyncio.sleep(0)
+        raise {"exit": SystemExit, "interrupt": KeyboardInterrupt}[item.input]
+
+    for others in ({}, {"other": lambda item: None}):
+        items = [
+            await done(store.work.submit("t", text, max_retries=0))
+            for text in ("exit", "interrupt")
+        ]
+        await work(store, {"t": raising, **others})
+        for item in items:
+            found = await done(store.work.get(item.id))
+            assert (found.status, found.attempts) == ("failed", 1)
+
+
 def test_workers_remove_finished_items_that_are_old(
     place: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

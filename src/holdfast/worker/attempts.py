@@ -10,7 +10,7 @@ import random
 import threading
 import time
 import traceback
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -195,11 +195,8 @@ class HandlerRun:
         if self.kept.is_lost:
             return self.lose
         self.given = self._copy(async_store)
-        try:
-            output = await self._coroutine(handler)
-        except BaseException as error:
-            return partial(self.raised, error)
-        return partial(self.returned, output)
+        output, error = await _output_or_error(self._coroutine(handler))
+        return partial(self.returned, output) if error is None else partial(self.raised, error)
 
     def raised(self, error: BaseException) -> AttemptOutcome:
         """Write the outcome of a handler that raised."""
@@ -298,7 +295,7 @@ class HandlerRun:
                 with asyncio.Runner() as runner:
                     return runner.run(self._coroutine(handler))
             self.given = self._copy(async_store)
-            return asyncio.run_coroutine_threadsafe(self._coroutine(handler), loop).result()
+            return run_in_loop(self._coroutine(handler), loop)
         result = handler(self.given)
         if inspect.isawaitable(result):
             if isinstance(result, Coroutine):
@@ -392,6 +389,22 @@ class HandlerRun:
         log.debug("%s", error)
         self.is_refused = True
         return self.lose()
+
+
+def run_in_loop(running: Awaitable[Any], loop: asyncio.AbstractEventLoop) -> Any:
+    """Run a coroutine in the event loop of a program from another thread."""
+    output, error = asyncio.run_coroutine_threadsafe(_output_or_error(running), loop).result()
+    if error is not None:
+        raise error
+    return output
+
+
+async def _output_or_error(running: Awaitable[Any]) -> tuple[Any, BaseException | None]:
+    """Catch everything: a task that raises SystemExit ends its event loop."""
+    try:
+        return await running, None
+    except BaseException as error:
+        return None, error
 
 
 def _outcome_of(item: Item[Any]) -> AttemptOutcome:

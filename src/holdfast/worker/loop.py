@@ -7,7 +7,6 @@ which a signal handler may write to as well.
 
 from __future__ import annotations
 
-import asyncio
 import queue
 import random
 import time
@@ -38,6 +37,7 @@ from .attempts import (
     Handler,
     HandlerRun,
     log,
+    run_in_loop,
 )
 from .inbox import Delivered, Inbox, Intake, ServiceTurn
 from .pools import GroupCommit, TaskPool, ThreadPool
@@ -193,7 +193,7 @@ class WorkerLoop:
         else:
             # In the loop, because the hooks of tools may be coroutines.
             steps = self._async_store.recover(options.boot, **given)
-            asyncio.run_coroutine_threadsafe(steps, self._loop).result()
+            run_in_loop(steps, self._loop)
 
     # Claiming
 

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 
 from ..kernel.threads import Latch, Thread
+from .attempts import log
 from .upkeep import logged
 
 # Of its own: a background thread must not disturb what a program makes of its seed.
@@ -32,5 +33,9 @@ class Verification:
 
     def _run(self) -> None:
         while not self._ended.wait(self._interval_seconds * _chance.uniform(0.5, 1)):
-            with logged("verifying effects failed and will be retried"):
-                self._verify()
+            try:
+                with logged("verifying effects failed and will be retried"):
+                    self._verify()
+            except BaseException as error:
+                # Of a hook; it must not end this thread, which nobody would notice.
+                log.error("a hook that verifies effects raised %s", type(error).__name__)
