@@ -255,3 +255,46 @@ def test_a_pool_has_the_threads_that_it_may_have() -> None:
     wait_until(lambda: at_once == [7])
     go_on.release()
     pool.close()
+
+
+@both_colours
+async def test_an_item_taken_away_twice_while_its_handler_runs_costs_no_slot(
+    subject: Subject,
+) -> None:
+    """Attempts that wait for the handler of an earlier one end, whatever becomes of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("holdfast.worker.loop.STOP_SECONDS", SECONDS_MAX)
+        await _taken_away_twice(await opened(subject))
+
+
+async def _taken_away_twice(store: Any) -> None:
+    started, go_on, most = threading.Event(), threading.Event(), 0
+    running_now: set[int] = set()
+
+    def handler(item: Any) -> str:
+        nonlocal most
+        running_now.add(item.fence)
+        most = max(most, len(running_now))
+        started.set()
+        assert go_on.wait(SECONDS_MAX)
+        running_now.remove(item.fence)
+        return "done"
+
+    item = await done(store.work.submit("t"))
+    worker: Any = Worker(store, {"t": handler}, concurrency=4, **OPTIONS)
+    is_async = isinstance(store, holdfast.AsyncStore)
+    run = worker.run(until_empty=True) if is_async else None
+    task = asyncio.ensure_future(run or asyncio.to_thread(worker.run, until_empty=True))
+    assert await asyncio.to_thread(started.wait, SECONDS_MAX)
+    for attempts in (2, 3):
+        await done(store.work.release(item.id, reason="it hangs"))
+        await until(
+            lambda: store.work.get(item.id),
+            lambda found, least=attempts: found.attempts >= least,  # type: ignore[misc]
+        )
+    go_on.set()
+    await asyncio.wait_for(task, SECONDS_MAX)
+    found = await done(store.work.get(item.id))
+    assert (found.status, found.output) == ("completed", "done")
+    assert worker.counts == {"lost": 2, "completed": 1}
+    assert most == 1, "it ran twice at once"

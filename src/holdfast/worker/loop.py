@@ -305,23 +305,28 @@ class WorkerLoop:
         ready = []
         for attempt in attempts:
             self._keeper.keep(attempt.kept)
-            running = (each for each in self._attempts.values() if each.number == attempt.number)
-            before = next(running, None)
+            before = [each for each in self._attempts.values() if each.number == attempt.number]
             self._attempts[attempt.kept] = attempt
-            if self.abandoned.has_item(attempt.number):
-                self._put_off(attempt)
-            elif before is None:
-                ready.append(attempt)
-            else:
+            if before:
                 # Its lease was lost while its handler still runs; one process never runs two.
-                before.successor = attempt
+                before[-1].successor = attempt
+            elif not self._put_off(attempt):
+                ready.append(attempt)
         self._dispatch(ready)
 
-    def _put_off(self, attempt: HandlerRun) -> None:
-        """Leave an item to others or to later: an abandoned handler of it still runs here."""
+    def _follow(self, attempt: HandlerRun) -> None:
+        """Run what has waited for an attempt to end."""
+        if attempt.successor is not None and not self._put_off(attempt.successor):
+            self._dispatch([attempt.successor])
+
+    def _put_off(self, attempt: HandlerRun) -> bool:
+        """Leave an item to others or to later if an abandoned handler of it still runs here."""
+        if not self.abandoned.has_item(attempt.number):
+            return False
         error = InProgress("the handler of an earlier attempt still runs in this process")
         if attempt.begin():
             in_thread(partial(self._conclude, attempt, partial(attempt.fail, error)))
+        return True
 
     # Running
 
@@ -418,8 +423,7 @@ class WorkerLoop:
         if outcome == "lost" and attempt.kept.is_lost:
             log_losses(self._store, [attempt])
         self._count(attempt, outcome)
-        if attempt.successor is not None:
-            self._dispatch([attempt.successor])
+        self._follow(attempt)
 
     def _abandon(self, attempt: HandlerRun, outcome: AttemptOutcome) -> None:
         """Give the slot of a handler that does not stop to others."""
@@ -428,8 +432,7 @@ class WorkerLoop:
         self._keeper.drop(attempt.kept)
         self._count(attempt, outcome)
         self.abandoned.add(attempt)
-        if attempt.successor is not None:
-            self._put_off(attempt.successor)
+        self._follow(attempt)
 
     def _end_cancelled(self, attempt: HandlerRun) -> None:
         self._events.put(EndedWithout(attempt, attempt.end_cancelled()))
