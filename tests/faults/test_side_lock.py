@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,8 +18,10 @@ from holdfast.kernel.sqlite.side_lock import FileLock, SideLock
 from holdfast.kernel.sqlite.transactions import REST_SECONDS_MAX
 from holdfast.testing.nouns import Counter
 from tests.crash.children import Child
+from tests.faults.interrupts import Alarm
 from tests.faults.workload import in_threads
 from tests.internals import engine_of
+from tests.threads import begin
 from tests.work.fleet import wait_until
 
 WAIT_SECONDS = 120
@@ -29,6 +34,25 @@ def is_taken(turn: FileLock) -> bool:
         return not turn.try_acquire()
     finally:
         turn.release()
+
+
+def waits() -> int:
+    return sum(each.name == "holdfast-lock" for each in threading.enumerate())
+
+
+def beside(path: Path, name: str) -> FileLock:
+    return FileLock(path.with_name(f"{path.name}-{name}"))
+
+
+def fork_and_tell(say: Callable[[str], None]) -> None:
+    """Fork a process that lives until it is killed, or its test hangs."""
+    forked = os.fork()
+    if forked == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(WAIT_SECONDS)
+        while True:
+            signal.pause()
+    say(str(forked))
 
 
 def test_a_writer_that_waits_is_not_overtaken_by_the_one_before_it(path: Path) -> None:
@@ -45,7 +69,7 @@ def test_a_writer_that_waits_is_not_overtaken_by_the_one_before_it(path: Path) -
         may_go.set()
 
     writing, waiting = SideLock(path), SideLock(path)
-    turn = FileLock(path.with_name(f"{path.name}-turn"))
+    turn = beside(path, "turn")
     overtakes: list[bool] = []
     for _ in range(TURNS):
         may_go = threading.Event()
@@ -59,7 +83,7 @@ def test_a_writer_that_waits_is_not_overtaken_by_the_one_before_it(path: Path) -
 def test_a_process_that_was_stopped_while_it_waits_keeps_nobody_from_writing(path: Path) -> None:
     with holdfast.open(f"sqlite:///{path}") as store:
         session = store.session("s")
-        holder, turn = SideLock(path), FileLock(path.with_name(f"{path.name}-turn"))
+        holder, turn = SideLock(path), beside(path, "turn")
         assert holder.try_acquire()
         child = Child(lambda _: SideLock(path).acquire())
         wait_until(lambda: is_taken(turn))
@@ -111,3 +135,115 @@ def test_it_rests_only_if_others_want_to_write(path: Path, monkeypatch: pytest.M
         (seconds,) = rests
         assert seconds > LINGER_SECONDS
     other.close()
+
+
+def test_turns_are_taken_again_as_soon_as_the_stopped_process_goes_on(path: Path) -> None:
+    lock, turn = SideLock(path), beside(path, "turn")
+    assert turn.try_acquire()
+    for _ in range(3):
+        assert lock.acquire_within(WAIT_SECONDS)
+        lock.release()
+        assert lock.try_acquire()
+        lock.release()
+        assert waits() == 1
+    turn.release()
+    wait_until(lambda: waits() == 0)
+    assert turn.try_acquire()
+    assert not lock.try_acquire()
+    for each in (lock, turn):
+        each.close()
+
+
+def test_an_interrupted_wait_for_a_lock_does_not_take_it_later(path: Path) -> None:
+    waiting, other = beside(path, "turn"), beside(path, "turn")
+    assert other.try_acquire()
+    with pytest.raises(KeyboardInterrupt), Alarm().after(0.05):
+        waiting.acquire_within(WAIT_SECONDS)
+    other.release()
+    wait_until(lambda: waits() == 0)
+    assert other.try_acquire()
+    for lock in (waiting, other):
+        lock.close()
+
+
+def test_a_process_without_descriptors_to_wait_for_its_turn_writes_without(path: Path) -> None:
+    def write(say: Callable[[str], None]) -> None:
+        with holdfast.open(f"sqlite:///{path}") as store:
+            session = store.session("s")
+            turn = beside(path, "turn")
+            assert turn.try_acquire()
+            used = [os.dup(0)]
+            resource.setrlimit(resource.RLIMIT_NOFILE, (used[0] + 10, used[0] + 10))
+            with contextlib.suppress(OSError):
+                while True:
+                    used.append(os.dup(0))
+            session.append("log", [1])
+            for each in used:
+                os.close(each)
+            turn.release()
+            session.append("log", [2])
+            say(str(session.at(2).channels["log"]))
+
+    assert Child(write).wait() == (0, ["[1, 2]"])
+
+
+def test_a_child_forked_while_its_parent_waits_for_the_turn_does_not_keep_it(path: Path) -> None:
+    def wait_and_fork(say: Callable[[str], None]) -> None:
+        session = holdfast.open(f"sqlite:///{path}").session("s")
+        say("open")
+        wait_until(lambda: is_taken(turn_seen))
+        first = begin(session.append, "log", [1])
+        wait_until(lambda: waits() == 1)
+        fork_and_tell(say)
+        first.result(WAIT_SECONDS)
+        say("written")
+        wait_until(lambda: is_taken(lock_seen))
+        session.append("log", [2])
+
+    lock, turn, turn_seen, lock_seen = (
+        beside(path, name) for name in ("lock", "turn", "turn", "lock")
+    )
+    child = Child(wait_and_fork)
+    assert child.lines.readline() == "open\n"
+    wait_until(lock.try_acquire)
+    wait_until(turn.try_acquire)
+    forked = int(child.lines.readline())
+    turn.release()
+    lock.release()
+    assert child.lines.readline() == "written\n"
+    wait_until(lock.try_acquire)
+    wait_until(lambda: is_taken(turn))
+    child.kill()
+    os.waitpid(child.pid, 0)
+    try:
+        assert turn.try_acquire()
+    finally:
+        os.kill(forked, signal.SIGKILL)
+    child.lines.close()
+    for each in (lock, turn, turn_seen, lock_seen):
+        each.close()
+
+
+def test_a_child_forked_while_its_parent_opens_a_store_does_not_keep_the_lock(path: Path) -> None:
+    def die(tx: holdfast.Transaction) -> holdfast.Op[None]:
+        yield from Counter(tx).add()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def open_and_fork(say: Callable[[str], None]) -> None:
+        opening = begin(holdfast.open, f"sqlite:///{path}")
+        wait_until(lambda: waits() == 1)
+        fork_and_tell(say)
+        opening.result(WAIT_SECONDS).run(die)
+
+    lock = beside(path, "lock")
+    assert lock.try_acquire()
+    child = Child(open_and_fork)
+    forked = int(child.lines.readline())
+    lock.release()
+    os.waitpid(child.pid, 0)
+    try:
+        assert lock.try_acquire()
+    finally:
+        os.kill(forked, signal.SIGKILL)
+    child.lines.close()
+    lock.close()

@@ -49,8 +49,9 @@ class SqliteDriver(open_file.OpenFile):
         self._idle_readers: list[apsw.Connection] = []
         self._removed_on_close = removed_on_close
         self.writer = Writer(path, settings, self._texts, vfs)
-        self._open_writer()
+        # First, so that a child that is forked meanwhile cannot keep the lock.
         open_file.register(self)
+        self._open_writer()
 
     def _execute(self, call: Call[R]) -> R:
         """Run a call on this thread if the writer is free, else through the queue."""
@@ -298,6 +299,7 @@ class SqliteDriver(open_file.OpenFile):
             side_lock.release()
         except BaseException:
             side_lock.close()
+            open_file.forget(self)
             raise
 
     def close(self) -> None:
@@ -325,7 +327,8 @@ class SqliteDriver(open_file.OpenFile):
         side_lock = self.writer.side_lock
         try:
             with self.writer.mutex:
-                side_lock.acquire_within(self.settings.busy_timeout_seconds)
+                with contextlib.suppress(StoreUnavailable):
+                    side_lock.acquire_within(self.settings.busy_timeout_seconds)
                 while self._idle_readers:
                     self.writer.part_with(self._idle_readers.pop())
                 self.writer.close()
@@ -342,7 +345,7 @@ class SqliteDriver(open_file.OpenFile):
     def connections_at_rest(self) -> list[apsw.Connection]:
         """In a forked child: close the side lock too, so that it cannot hold the parent's."""
         with contextlib.suppress(OSError):
-            self.writer.side_lock.close()
+            self.writer.side_lock.close_in_child()
         at_rest = [*self._idle_readers, *self._lent_at_rest()]
         connection = self.writer.connection
         if connection is not None and open_file.is_held(self.writer.mutex):

@@ -4,11 +4,13 @@
 writes without a pause takes it back before the others are awake, dozens of times in a row. So
 there are two locks. Only the process that has the turn asks for the lock of the writers, and it
 keeps the turn until it has that lock: nobody can overtake it. A process that was stopped while it
-waits keeps the turn too; the others then go on without turns for a while.
+waits keeps the turn too; the others then go on without turns until it is given back.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import functools
 import os
@@ -16,19 +18,20 @@ import threading
 import time
 from pathlib import Path
 
-from ..threads import Thread
+from ...errors import StoreUnavailable
+from ..threads import Latch, Thread
 from .connection import lock_error
 
 # A turn that does not come within this time is not waited for.
 TURN_SECONDS = 0.5
-# How long nobody's turn is waited for then.
-UNFAIR_SECONDS = 10.0
 
 
 class FileLock:
     """A lock between processes, on a file of its own."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
+        self._wait: Wait | None = None
         try:
             # A file object is closed by its finalizer if the caller is interrupted.
             self._file = open(path, "ab", buffering=0, opener=_private)  # noqa: SIM115
@@ -52,27 +55,84 @@ class FileLock:
             return False
         return True
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a wait for the lock that was given up still lasts."""
+        return self._wait is not None and self._wait.is_on
+
     def acquire_within(self, seconds: float) -> bool:
-        """Wait for the lock with a timeout: a stopped process may hold it."""
+        """Wait for the lock with a timeout: a stopped process may hold it.
+
+        A wait that is given up takes the lock later and releases it at once, whoever of this
+        process has it then. Raises StoreUnavailable if it cannot begin.
+        """
         if self.try_acquire():
             return True
-        decision, acquired = threading.Lock(), threading.Event()
-
-        def wait() -> None:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if decision.acquire(blocking=False):
-                acquired.set()
-            else:
-                fcntl.flock(descriptor, fcntl.LOCK_UN)
-            os.close(descriptor)
-
-        descriptor = os.dup(self._descriptor)
-        Thread(wait, "holdfast-lock").start()
-        return acquired.wait(seconds) or not decision.acquire(blocking=False)
+        try:
+            wait = self._wait = Wait(self._descriptor)
+        except OSError as error:
+            raise lock_error(self._path, error) from error
+        try:
+            wait.begin()
+            return wait.has_ended_within(seconds)
+        except BaseException as error:
+            if not wait.give_up():
+                self.release()
+            if isinstance(error, RuntimeError):
+                self._wait = None
+                reason = OSError(errno.EAGAIN, str(error))
+                raise lock_error(self._path, reason) from error
+            raise
 
     def close(self) -> None:
         """Close the file, which releases the lock."""
         self._file.close()
+
+    def close_in_child(self) -> None:
+        """Close all that a forked child has inherited, without releasing the parent's lock."""
+        self.close()
+        if self._wait is not None:
+            self._wait.file.close()
+
+
+class Wait:
+    """A wait for a file's lock in a thread of its own: `flock` has no timeout."""
+
+    def __init__(self, descriptor: int) -> None:
+        # A descriptor of its own, because the lock may be closed meanwhile.
+        self.file = os.fdopen(os.dup(descriptor), "ab", buffering=0)
+        self._thread = Thread(self._run, "holdfast-lock")
+        self._decision = threading.Lock()
+        self._has_lock = Latch()
+        self._is_over = False
+
+    @property
+    def is_on(self) -> bool:
+        """Whether it has begun, and not ended."""
+        return self._thread.ident is not None and not self._is_over
+
+    def begin(self) -> None:
+        """Begin to wait. Raises RuntimeError if there can be no more threads."""
+        self._thread.start()
+
+    def has_ended_within(self, seconds: float) -> bool:
+        """Whether the lock is taken in time; else it is given up."""
+        return self._has_lock.wait(max(0, seconds)) or not self.give_up()
+
+    def give_up(self) -> bool:
+        """Give the wait up; False if the lock is taken already."""
+        return self._decision.acquire(blocking=False)
+
+    def _run(self) -> None:
+        try:
+            fcntl.flock(self.file, fcntl.LOCK_EX)
+            if self._decision.acquire(blocking=False):
+                self._has_lock.set()
+            else:
+                fcntl.flock(self.file, fcntl.LOCK_UN)
+            self.file.close()
+        finally:
+            self._is_over = True
 
 
 class SideLock:
@@ -82,7 +142,6 @@ class SideLock:
         self._lock = FileLock(database.with_name(f"{database.name}-lock"))
         self._turn = FileLock(database.with_name(f"{database.name}-turn"))
         self.release = self._lock.release
-        self._unfair_until = 0.0
 
     def acquire(self) -> None:
         """Wait for the lock."""
@@ -95,7 +154,7 @@ class SideLock:
     def try_acquire(self) -> bool:
         """Take the lock if it is free and nobody waits for it."""
         try:
-            if time.monotonic() >= self._unfair_until:
+            if not self._turn.is_awaited:
                 self._turn.take()
             self._lock.take()
         except BlockingIOError:
@@ -114,13 +173,21 @@ class SideLock:
             self._turn.release()
 
     def _wait_for_turn(self, seconds: float) -> None:
-        if time.monotonic() >= self._unfair_until and not self._turn.acquire_within(seconds):
-            self._unfair_until = time.monotonic() + UNFAIR_SECONDS
+        # As long as an earlier wait lasts, the turn is with a process that was stopped.
+        if not self._turn.is_awaited:
+            # Without threads or descriptors to wait with, there is no turn.
+            with contextlib.suppress(StoreUnavailable):
+                self._turn.acquire_within(seconds)
 
     def close(self) -> None:
-        """Close the files; a forked child does this so that it cannot hold the parent's lock."""
+        """Close the files."""
         self._turn.close()
         self._lock.close()
+
+    def close_in_child(self) -> None:
+        """Close the files in a forked child, so that it cannot hold the parent's lock."""
+        self._turn.close_in_child()
+        self._lock.close_in_child()
 
 
 def _private(path: str, flags: int) -> int:
