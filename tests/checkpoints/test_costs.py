@@ -10,7 +10,7 @@ import pytest
 import holdfast
 from holdfast.checkpoints import Heads
 from holdfast.checkpoints.lines import PIECES_MAX, RUN_BYTES_MAX
-from holdfast.kernel.driver import Hooks, Trace
+from holdfast.kernel.driver import Hooks, Point, Trace
 from holdfast.testing.subject import Subject, done
 from tests.checkpoints import tables
 from tests.checkpoints.colours import both_colours
@@ -308,6 +308,35 @@ def test_a_large_list_that_grew_behind_an_old_head_is_whole(place: dict[str, Any
         session.save(log=log)
         other.find_session("s").append("log", ["of another process"])
         session.save(log=[*log, "mine"])
+        loaded = session.latest()
+        assert loaded is not None
+        assert loaded.channels["log"] == [*log, "mine"]
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_a_large_list_that_grew_is_whole_if_the_old_one_is_gone_or_an_item_changes_meanwhile(
+    place: dict[str, Any], is_gone: bool
+) -> None:
+    def change(_: Point) -> None:
+        item.update(changed)
+
+    item, changed = {"n": 1}, dict[str, int]()
+    log: list[Any] = [item, *["x" * 1_000_000] * 20]
+    with (
+        holdfast.open(**place, hooks=Hooks(probe=change), durability="normal") as store,
+        holdfast.open(**place, durability="normal") as other,
+    ):
+        session = store.session("s")
+        session.save(log=log)
+        theirs = other.find_session("s")
+        theirs.save(log=["of another process"])
+        if is_gone:
+            other.prune(keep=1)
+        else:
+            changed["n"] = 2
+        for _ in range(2):
+            session.save(log=[*log, "mine"])
+            changed["n"] = item["n"] = 1
         loaded = session.latest()
         assert loaded is not None
         assert loaded.channels["log"] == [*log, "mine"]

@@ -23,7 +23,7 @@ from xxhash import xxh3_128
 from ..arguments import require_text
 from ..codec import Codec, exact_forms
 from ..dataclass import dataclass
-from ..errors import LimitExceeded, TypeConflict
+from ..errors import InvalidArgument, LimitExceeded, TypeConflict
 from ..kernel.operation import Op, PerStore, Runtime
 from . import lines
 from .keys import ITEMS
@@ -148,14 +148,30 @@ class Grown:
     before: Ref
     """The head's list, equal to the first items of this one."""
     known: KnownList
+    given: Sequence[Any]
+    """The first items, as the caller gave them."""
 
     def whole(self, codec: Codec) -> Op[list[bytes]]:
-        """Return the bodies of all items, reading those of the head if they are not remembered."""
-        before = self.known.bodies(codec, self.before)
+        """Return the bodies of all items, encoding those of the head if they are not remembered."""
+        before = self.known.bodies(codec, self.before) or self._encoded(codec)
         if before is None:
             pieces = yield from lines.pieces_of(codec, self.before)
             before = yield from lines.bodies_of(codec, pieces)
         return [*before, *self.bodies]
+
+    def _encoded(self, codec: Codec) -> list[bytes] | None:
+        """Return the bodies of the first items; None if the caller has changed one meanwhile.
+
+        The head is not the session's any more: its items may be gone from the database.
+        """
+        forms: list[bytes] = []
+        try:
+            bodies = codec.encode_each(self.given, forms=forms)
+        except InvalidArgument:
+            return None
+        assert self.known.fingerprint is not None
+        is_same = fingerprint(forms).digest() == self.known.fingerprint.digest()
+        return bodies if is_same else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,12 +212,13 @@ def _growth(codec: Codec, head: Head, channel: str, value: list[Any]) -> Grown |
         return None
     if known.fingerprint is None:
         return None
-    found = fingerprint_of(value[: entry.length])
+    given = value[: entry.length]
+    found = fingerprint_of(given)
     if found is None or found.digest() != known.fingerprint.digest():
         return None
     forms: list[bytes] = []
     new = codec.encode_each(value[entry.length :], name=channel, start=entry.length, forms=forms)
-    return Grown(head.id, new, fingerprint(forms, found), entry, known)
+    return Grown(head.id, new, fingerprint(forms, found), entry, known, given)
 
 
 def fingerprint(forms: Iterable[bytes], after: xxh3_128 | None = None) -> xxh3_128:
