@@ -47,6 +47,10 @@ USE = (
     "https://server"
 )
 NOT_AN_ID = "is not a commit id; take it from CommitUnknown.id"
+HALF_WAY = (
+    "Counter.add was begun inside store.run and not run to its end; use `yield from`. Nothing was "
+    "written"
+)
 GENERATOR = "store.run takes a generator function: def f(tx): yield from tx.…; "
 OTHER_LOOP = "an AsyncStore can be used only in the event loop in which it was opened"
 IN_NAMES = "in a file name write ? as %3F, # as %23"
@@ -823,6 +827,17 @@ def forgets_to_yield(tx: holdfast.Transaction) -> Any:
     Counter(tx).add()
 
 
+def leaves_it_half_way(tx: holdfast.Transaction) -> Any:
+    adding = Counter(tx).add()
+    yield next(adding)
+
+
+def closes_it_half_way(tx: holdfast.Transaction) -> Any:
+    adding = Counter(tx).add()
+    yield next(adding)
+    adding.close()
+
+
 def returns(tx: holdfast.Transaction) -> Any:
     return 3
 
@@ -839,13 +854,16 @@ def returns(tx: holdfast.Transaction) -> Any:
          "yields_nothing yielded NoneType; inside store.run write `yield from tx.…`"),
         (forgets_to_yield,
          "Counter.add was called inside store.run without `yield from`; nothing was written"),
+        (leaves_it_half_way, HALF_WAY),
+        (closes_it_half_way, HALF_WAY),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )  # fmt: skip
 def test_run_refuses_what_is_no_generator_of_operations(
     function: Any, message: str, store: holdfast.Store, place: dict[str, Any], tmp_path: Path
 ) -> None:
-    error = OperationNotRun if function is forgets_to_yield else InvalidArgument
+    not_run = {forgets_to_yield, leaves_it_half_way, closes_it_half_way}
+    error = OperationNotRun if function in not_run else InvalidArgument
     with refused(error, message, tmp_path):
         store.run(function)
     assert Counter(store).value() == 1

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
 
 import holdfast
 from holdfast import Ask, InvalidArgument, RequestMismatch, Submission, VersionConflict
+from holdfast.kernel.operation import C, Op, operation
+from holdfast.testing.nouns import Counter, Setup
 from holdfast.testing.subject import Subject, done
 from tests.checkpoints.colours import both_colours
 
@@ -101,3 +104,31 @@ async def test_an_error_of_an_operation_that_wrote_nothing_can_be_caught(subject
 
     assert await done(store.run(go_on)) == ["set", "save", "submit"]
     assert await done(session.state.get("k")) == 3
+
+
+class Stop(BaseException):
+    """An interrupt, whenever it comes."""
+
+
+class Interrupted(Counter[C]):
+    """A counter whose caller is interrupted after it was written."""
+
+    @operation
+    def add_and_stop(self) -> Op[None]:
+        yield from Counter.add(self)
+        raise Stop
+
+
+@both_colours
+async def test_an_interrupt_that_is_caught_leaves_no_half_of_an_operation(subject: Subject) -> None:
+    store = await subject.open()
+    await done(Setup(store).install())
+    await done(Counter(store).plant())
+
+    def catch(tx: holdfast.Transaction) -> holdfast.Op[None]:
+        with contextlib.suppress(Stop):
+            yield from Interrupted(tx).add_and_stop()
+
+    with pytest.raises(Stop):
+        await done(store.run(catch))
+    assert await done(Counter(store).value()) == 0

@@ -33,7 +33,7 @@ class Composition:
     def __init__(self, *, is_read_only: bool = False) -> None:
         self._is_read_only = is_read_only
         self._created: list[tuple[str, Op[Any]]] = []
-        self._failed_halfway: Exception | None = None
+        self._failed_halfway: BaseException | None = None
 
     def add(self, call: Call[R]) -> Op[R]:
         """Create and remember an operation's generator. Raises StoreReadOnly if it writes."""
@@ -44,16 +44,19 @@ class Composition:
         return generator
 
     def check(self) -> None:
-        """Raise if an operation was never yielded from, or has failed after it had written.
+        """Raise if an operation was not run to its end, or has failed after it had written.
 
         A caller that caught the error cannot keep the other half; the transaction is rolled back.
         """
         for name, generator in self._created:
-            if inspect.getgeneratorstate(generator) == inspect.GEN_CREATED:
+            state = inspect.getgeneratorstate(generator)
+            if state == inspect.GEN_CREATED:
                 raise OperationNotRun(
                     f"{name} was called inside store.run without `yield from`; nothing was written",
                     operation=name,
                 )
+            if state == inspect.GEN_SUSPENDED:
+                raise _not_run_to_its_end(name)
         if self._failed_halfway is not None:
             raise self._failed_halfway
 
@@ -68,7 +71,7 @@ class Composition:
             except StopIteration as stop:
                 result: R = stop.value
                 return result
-            except Exception as error:
+            except BaseException as error:
                 if has_written:
                     error.add_note(
                         f"{call.name} had written a part of it, so the function of store.run "
@@ -79,9 +82,19 @@ class Composition:
             try:
                 answer = yield command
             except BaseException as error:
+                # Whoever stops an operation here may have run the command.
+                self._failed_halfway = _not_run_to_its_end(call.name)
                 body.throw(error)
                 raise
             has_written = has_written or _has_changed(command, answer)
+
+
+def _not_run_to_its_end(name: str) -> OperationNotRun:
+    return OperationNotRun(
+        f"{name} was begun inside store.run and not run to its end; use `yield from`. Nothing was "
+        "written",
+        operation=name,
+    )
 
 
 def _has_changed(command: Command, answer: Any) -> bool:
