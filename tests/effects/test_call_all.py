@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 from itertools import groupby, product
 from typing import Any
@@ -13,6 +14,7 @@ import holdfast
 from holdfast import InvalidArgument, Result, ToolUse
 from holdfast.effects import turns
 from holdfast.kernel.driver import Hooks, Point
+from holdfast.kernel.operation import Call
 from holdfast.testing.subject import Subject, done, raises
 from tests.checkpoints.colours import both_colours
 
@@ -193,6 +195,66 @@ def test_an_outcome_that_has_waited_is_recorded_before_the_next_tool_runs(
         desk.look = lambda: [effect.status for effect in other.effects(session="s")]
         session.call_all(desk.sends("a", "b"))
     assert desk.seen == [["issued", "issued"], ["completed", "issued"]]
+
+
+CHANGES: dict[str, tuple[Callable[[holdfast.Session], Any], str | None]] = {
+    "cancelled": (lambda session: session.cancel(), "SessionEnded"),
+    "ended": (lambda session: session.end("completed"), "SessionEnded"),
+    "deleted": (lambda session: session.delete(force=True), "SessionNotFound"),
+    "driven": (lambda session: session.drive("other", 600), "SessionBusy"),
+    "rewound": (lambda session: session.rewind(1), None),
+}
+
+
+@both_colours
+async def test_a_call_that_is_not_allowed_any_more_when_its_time_comes_is_not_made(
+    subject: Subject,
+) -> None:
+    store = await subject.open()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(turns, "GATHER_SECONDS", 0)
+        for name, (change, refusal) in CHANGES.items():
+            await _change_during_the_first(store, subject.place, name, change, refusal)
+
+
+async def _change_during_the_first(
+    store: Any, place: dict[str, Any], name: str, change: Callable[[Any], Any], refusal: str | None
+) -> None:
+    def look() -> list[str]:
+        if desk.done == [f"{name} a"]:
+            with holdfast.open(**place) as other:
+                kept.append(change(other.find_session(name)))
+        return []
+
+    desk, kept, answers = Desk(), list[Any](), list[Any]()
+    desk.look = look
+    session = await done(store.session(name))
+    await done(session.save(x=1))
+    before = len(await done(store.effects(limit=1000)))
+    try:
+        answers = await done(session.call_all(desk.sends(*(f"{name} {each}" for each in "abc"))))
+    except holdfast.HoldfastError as error:
+        answers = [error]
+    made = [each.removeprefix(f"{name} ") for each in desk.done]
+    rows = [row.reason for row in (await done(store.effects(limit=1000)))[before:]]
+    if refusal is None:
+        assert outcomes(answers) == ["LeaseLost", f"sent {name} b", f"sent {name} c"]
+        assert made == ["a", "b", "c"]
+        assert rows == ["rewound", "not_landed", "not_landed", None, None]
+    else:
+        assert outcomes(answers)[-1] == refusal
+        assert made == ["a"]
+        assert rows == [None, "not_landed", "not_landed"]
+
+
+@both_colours
+async def test_a_tool_that_ends_the_session_is_the_last_of_its_turn(subject: Subject) -> None:
+    store, desk = await subject.open(), Desk()
+    session = await done(store.session("s"))
+    end = Call(holdfast.Session.end, session, ("completed",))
+    desk.look = lambda: store.runtime.run(end)
+    await raises(holdfast.SessionEnded, lambda: session.call_all(desk.sends("a", "b")))
+    assert desk.done == ["a"]
 
 
 def test_an_interrupt_records_what_has_returned_and_closes_what_has_not_begun(

@@ -48,6 +48,10 @@ NEWEST_CHANGE_IN_CHAIN = f"""
 SELECT max(number) AS number FROM hf_effects
 WHERE scope = :scope AND session_number IS NULL AND item_id IS NOT NULL AND {IS_CHANGE}
 """  # noqa: S608
+ABANDONED_UNDER_KEY = """
+SELECT number FROM hf_effects
+WHERE key = :key AND idempotency_key = :idempotency_key AND reason = 'abandoned' LIMIT 1
+"""
 EFFECT_NUMBER = "SELECT number FROM hf_effects WHERE id = :id"
 # Includes abandoned epochs: an effect that a rewind did not undo can be undone later.
 STANDING_EFFECTS = f"""{SELECT_EFFECTS} WHERE session_number = :number
@@ -331,6 +335,19 @@ def is_superseded(request: EffectRequest, found: Found) -> Op[bool]:
     answers = yield from batch(*looks)
     newest = max(row["number"] or 0 for (row,) in answers)
     return bool(newest >= number if request.tool.effect == "read" else newest != number)
+
+
+def keeps_key(before: Row) -> Op[bool]:
+    """Whether the next attempt uses the same idempotency key.
+
+    It does if an attempt under that key may have reached the receiver. After a known failure it
+    gets a new key, or the receiver could answer with that failure; unless an earlier attempt under
+    the old key was abandoned.
+    """
+    if before["reason"] != "raised":
+        return True
+    given = {"key": before["key"], "idempotency_key": before["idempotency_key"]}
+    return before["attempt"] > 1 and (yield from one(ABANDONED_UNDER_KEY, **given)) is not None
 
 
 def _mismatch(row: Row, request: EffectRequest) -> RequestMismatch:

@@ -42,10 +42,10 @@ from ..kernel.operation import (
 )
 from ..leases import Guard, Keeper, default_holder
 from ..records import Effect
-from ..sessions.access import LOCK_SESSION, Place, require_writable
-from ..sessions.rows import ONE_SESSION
+from ..sessions.access import LOCK_SESSION, MAY_WRITE_SESSION, Place, require_writable
+from ..sessions.rows import ALL_SESSIONS, ONE_SESSION
 from ..wire import travels
-from .history import Found, effects_after, find, is_superseded, lookups
+from .history import Found, effects_after, find, is_superseded, keeps_key, lookups
 from .requests import EffectRequest, RequestIdentity, Salts, is_unredacted
 from .statements import (
     EFFECT_BY_ID,
@@ -67,12 +67,20 @@ from .tools import Landed, NotLanded, Tool, Unknown, Verdict
 
 KNOWN_SESSIONS_MAX = 10_000
 FINISH_PAUSES_SECONDS = (0.1, 1.0, 5.0)
+# The status, reason and fence of an attempt that nobody has taken over; a rewind may doubt it.
+UNTOUCHED = {("issued", None, FIRST_FENCE), ("unknown", "rewound", FIRST_FENCE + 1)}
 NOT_CALLED = "its caller was interrupted before the tool was called"
 SESSION_BRANCH = f"SELECT s.epoch, s.origin_number FROM {ONE_SESSION}"  # noqa: S608
-ABANDONED_UNDER_KEY = """
-SELECT number FROM hf_effects
-WHERE key = :key AND idempotency_key = :idempotency_key AND reason = 'abandoned' LIMIT 1
-"""
+# An effect that its owner has not begun, in a session that may still be written to.
+MAY_BEGIN = f"""
+SELECT e.number FROM hf_effects e
+WHERE e.number = :number AND e.fence = :fence AND e.status = 'issued' AND (
+    CAST(:place_number AS INTEGER) IS NULL OR EXISTS (
+        SELECT 1 FROM {ALL_SESSIONS} WHERE s.number = CAST(:place_number AS INTEGER)
+            AND {MAY_WRITE_SESSION.format(fence=":session_fence")}
+    )
+)
+"""  # noqa: S608
 MARK_UNDONE = "UPDATE hf_effects SET undone_by = :id WHERE id = :undoes"
 KEEP_LATE = "UPDATE hf_effects SET late = :late WHERE number = :number"
 
@@ -210,6 +218,20 @@ class Ledger(PerStore):
         return tickets
 
     @query
+    def may_begin(self, ticket: Ticket) -> Op[bool]:
+        """Whether a call that was issued a while ago would be issued now."""
+        self.keeper.require_known(ticket.guard)
+        place = ticket.place
+        found = yield from one(
+            MAY_BEGIN,
+            number=ticket.number,
+            fence=ticket.fence,
+            place_number=None if place is None else place.number,
+            session_fence=None if place is None else place.fence,
+        )
+        return found is not None
+
+    @query
     def find_read(self, request: EffectRequest) -> Op[tuple[Effect, bool] | None]:
         """Return the completed read that answers a call, and whether it needs a row of its own."""
         if not (yield from self.salts.load()):
@@ -324,10 +346,10 @@ class Ledger(PerStore):
         yield from batch(*locks(place))
         for id in ids:
             row = yield from one(LOCK_EFFECT, id=id)
-            # With its first fence, it was not taken over.
-            if row is not None and (row["status"], row["fence"]) == ("issued", FIRST_FENCE):
+            if row is not None and (row["status"], row["reason"], row["fence"]) in UNTOUCHED:
                 outcome = EffectOutcome("failed", "not_landed", error=NOT_CALLED)
-                yield from self.finishing([(ticket_of(row, place, guard), outcome)])
+                ended = [(ticket_of(row, place, guard), outcome)]
+                yield from self.finishing(ended, row["status"])
 
     @operation
     def keep_late(self, ticket: Ticket, outcome: EffectOutcome) -> Op[None]:
@@ -459,9 +481,9 @@ class Ledger(PerStore):
         """Insert the next generation; the caller that inserts it owns the effect."""
         id = yield from fresh_id()
         before = before if outcome is ISSUED else None
-        keeps_key = before is not None and (yield from _keeps_key(before))
+        is_kept = before is not None and (yield from keeps_key(before))
         given = (id, request, outcome, newest, before, owner)
-        inserted = yield self.statements.issue(*given, keeps_key=keeps_key)
+        inserted = yield self.statements.issue(*given, keeps_key=is_kept)
         if inserted:
             return (yield from self._own(request, inserted[0], outcome))
         row = yield from one(EFFECT_BY_KEY, key=request.identity.key, limit=1)
@@ -480,19 +502,6 @@ class Ledger(PerStore):
             request.place, row["id"], request.tool.name, request.call_id, outcome
         )
         return Owned(ticket_of(row, request.place, request.guard))
-
-
-def _keeps_key(before: Row) -> Op[bool]:
-    """Whether the next attempt uses the same idempotency key.
-
-    It does if an attempt under that key may have reached the receiver. After a known failure it
-    gets a new key, or the receiver could answer with that failure; unless an earlier attempt under
-    the old key was abandoned.
-    """
-    if before["reason"] != "raised":
-        return True
-    given = {"key": before["key"], "idempotency_key": before["idempotency_key"]}
-    return before["attempt"] > 1 and (yield from one(ABANDONED_UNDER_KEY, **given)) is not None
 
 
 def finish(ledger: Ledger, ticket: Ticket, outcome: EffectOutcome) -> Flow[None]:

@@ -1,9 +1,10 @@
 """Several calls of one turn: `session.call_all`, and the agent loop.
 
 They take one commit for their intents, and as few as possible for their outcomes. Each has its own
-row and lease, and is settled or in doubt on its own. The tools run in order, one at a time. An
-outcome is held back briefly to be written together with the next ones; a crash before that leaves
-its call in doubt.
+row and lease, and is settled or in doubt on its own. The tools run in order, one at a time. A call
+that would not be issued any more when its time comes, as its session has ended, is not made. An
+outcome is held back while the next tool runs, to be written together with that one's; a crash
+before that leaves its call in doubt.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ from ..dataclass import dataclass
 from ..errors import HoldfastError, LeaseLost
 from ..kernel.flow import INTERRUPTS, Flow, Perform, perform, perform_to_the_end
 from ..kernel.operation import Call
+from ..kernel.signals import TREE_TOPIC
 from ..leases import Kept, uptime_seconds
 from .calls import FATAL_ERRORS, PreparedCall
 from .ledger import Ledger, finish
 from .statements import EffectOutcome, Result, Ticket
 from .tools import Tool
 
-# How long an outcome waits for others to be written with it.
+# An outcome that has waited this long when the next tool returns is written then. An intent is
+# looked at again after this time, or when this process knows of a change in its tree.
 GATHER_SECONDS = 0.05
 
 CallAnswer: TypeAlias = Result[Any] | Exception
@@ -84,6 +87,8 @@ class _Turn:
         self._issued: dict[int, tuple[Ticket, Kept]] = {}
         self._returned: list[tuple[int, Ticket, EffectOutcome, Kept]] = []
         self._since = 0.0
+        self._topic = _topic_of(calls[0])
+        self._looked = 0.0, 0
         self._issue: Call[list[Ticket | None]] | None = None
         self.lost: dict[int, LeaseLost] = {}
         """The calls that were taken over before their outcome was recorded."""
@@ -103,6 +108,21 @@ class _Turn:
             if ticket is not None:
                 self._issued[index] = ticket, self._calls[index].keep(ticket, asked_at)
         self._issue = None
+        self._note_look()
+
+    def _note_look(self) -> None:
+        """Remember when the issued calls were known to be allowed, and what was known to change."""
+        self._looked = uptime_seconds(), self._ledger.signals.count(self._topic)
+
+    def _require_allowed(self, index: int) -> Flow[None]:
+        """Look whether an issued call may still be made; if not, none of the others is issued."""
+        at, count = self._looked
+        is_quick = uptime_seconds() - at < GATHER_SECONDS
+        if is_quick and self._ledger.signals.count(self._topic) == count:
+            return
+        self._note_look()
+        if not (yield from perform(Ledger.may_begin, self._ledger, self._issued[index][0])):
+            yield from self._withdraw()
 
     def _acting(self) -> list[int]:
         """Return the calls with an intent, up to one that an earlier call of the turn decides.
@@ -125,6 +145,8 @@ class _Turn:
     def run(self, index: int) -> Flow[Result[Any]]:
         """Run one call, or return the outcome that the ledger has."""
         call = self._calls[index]
+        if index in self._issued:
+            yield from self._require_allowed(index)
         if index not in self._issued:
             # It may equal an earlier call of this turn, and would wait for that one's outcome.
             yield from self.record()
@@ -175,18 +197,29 @@ class _Turn:
     def abort(self) -> Flow[None]:
         """Record the outcomes of calls that returned, and close those that were never made."""
         ended = [(ticket, outcome) for _, ticket, outcome, _ in self._returned]
-        ids = [ticket.id for ticket, _ in self._issued.values()]
+        with contextlib.suppress(HoldfastError):
+            if ended:
+                yield from perform_to_the_end(Ledger.finish_all, self._ledger, ended)
+        yield from self._withdraw()
+        for _, _, _, kept in self._returned:
+            self._ledger.keeper.drop(kept)
+
+    def _withdraw(self) -> Flow[None]:
+        """Close the calls that are issued and were not made."""
+        issued, self._issued = self._issued, {}
+        ids = [ticket.id for ticket, _ in issued.values()]
         if self._issue is not None:
             ids += self._issue.ids
         request = self._calls[0].request
         with contextlib.suppress(HoldfastError):
-            if ended:
-                yield from perform_to_the_end(Ledger.finish_all, self._ledger, ended)
-        with contextlib.suppress(HoldfastError):
             if ids:
                 given = (request.place, request.guard, ids)
                 yield from perform_to_the_end(Ledger.withdraw, self._ledger, *given)
-        for _, kept in self._issued.values():
+        for _, kept in issued.values():
             self._ledger.keeper.drop(kept)
-        for _, _, _, kept in self._returned:
-            self._ledger.keeper.drop(kept)
+
+
+def _topic_of(call: PreparedCall) -> str:
+    """Return what rings when something changes in a call's tree."""
+    place = call.request.place
+    return "" if place is None else TREE_TOPIC + place.root_id

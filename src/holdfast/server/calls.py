@@ -83,7 +83,7 @@ IN_A_TREE: Final = frozenset(
         "TreeReader.begin", "TreeReader.read", "Work.submit", "Work.submit_many", "Keeper.renew",
         "Ledger.take", "Ledger.take_all", "Ledger.find_read", "Ledger.finish", "Ledger.finish_all",
         "Ledger.run_again", "Ledger.withdraw", "Ledger.keep_late", "Ledger.standing",
-        "MarkOps.is_committed", "Tokens.create",
+        "Ledger.may_begin", "MarkOps.is_committed", "Tokens.create",
     }
 )  # fmt: skip
 # What it may call with `session=` a session of that tree.
