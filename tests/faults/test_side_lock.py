@@ -247,3 +247,12 @@ def test_a_child_forked_while_its_parent_opens_a_store_does_not_keep_the_lock(pa
         os.kill(forked, signal.SIGKILL)
     child.lines.close()
     lock.close()
+
+
+@pytest.mark.parametrize("suffix", ["lock", "turn"])
+def test_a_pipe_in_place_of_a_lock_file_is_an_error(path: Path, suffix: str) -> None:
+    pipe = path.with_name(f"{path.name}-{suffix}")
+    os.mkfifo(pipe, 0o600)
+    opening = begin(holdfast.open, f"sqlite:///{path}")
+    with pytest.raises(holdfast.StoreUnavailable, match=f"cannot open the lock file {pipe}"):
+        opening.result(WAIT_SECONDS)

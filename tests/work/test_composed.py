@@ -9,8 +9,18 @@ import pytest
 
 import holdfast
 from holdfast import Ask, InvalidArgument, RequestMismatch, Submission, VersionConflict
-from holdfast.kernel.operation import C, Op, operation
-from holdfast.testing.nouns import Counter, Setup
+from holdfast.feed import event
+from holdfast.kernel.operation import (
+    AfterCommit,
+    C,
+    Command,
+    Deferred,
+    Lock,
+    Op,
+    Query,
+    operation,
+)
+from holdfast.testing.nouns import ADD, Counter, Setup
 from holdfast.testing.subject import Subject, done
 from tests.checkpoints.colours import both_colours
 
@@ -132,3 +142,40 @@ async def test_an_interrupt_that_is_caught_leaves_no_half_of_an_operation(subjec
     with pytest.raises(Stop):
         await done(store.run(catch))
     assert await done(Counter(store).value()) == 0
+
+
+class Failing(Counter[C]):
+    """A counter that fails after one command."""
+
+    @operation
+    def fail_after(self, command: Command) -> Op[None]:
+        yield Lock(self.root_id)
+        yield command
+        raise LookupError
+
+
+@both_colours
+async def test_what_is_to_be_written_at_the_end_counts_as_written(subject: Subject) -> None:
+    store = await subject.open()
+    await done(Setup(store).install())
+    await done(Counter(store).plant())
+
+    def catch(tx: holdfast.Transaction, command: Command) -> holdfast.Op[str]:
+        try:
+            yield from Failing(tx).fail_after(command)
+        except LookupError:
+            return "caught"
+
+    found_nothing = "UPDATE hf_test_counters SET value = 9 WHERE id = 'nobody' RETURNING id"
+    assert await done(store.run(catch, Query(found_nothing, {}))) == "caught"
+    root = Counter(store).root_id
+    for command in (
+        event(store.runtime.codec, root, root, "counter_added", {}),
+        Deferred([Query(ADD, {"id": root, "amount": 1})]),
+        AfterCommit(lambda: None),
+        Query(found_nothing.partition(" RETURNING")[0], {}),
+    ):
+        with pytest.raises(LookupError):
+            await done(store.run(catch, command))
+    assert await done(Counter(store).value()) == 0
+    assert await done(store.events(root)) == []

@@ -191,4 +191,5 @@ class SideLock:
 
 
 def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
+    # Opening a pipe would wait for its reader; locks of files are waited for all the same.
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
