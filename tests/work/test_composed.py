@@ -165,6 +165,7 @@ async def test_what_is_to_be_written_at_the_end_counts_as_written(subject: Subje
             yield from Failing(tx).fail_after(command)
         except LookupError:
             return "caught"
+        return "done"
 
     found_nothing = "UPDATE hf_test_counters SET value = 9 WHERE id = 'nobody' RETURNING id"
     assert await done(store.run(catch, Query(found_nothing, {}))) == "caught"
