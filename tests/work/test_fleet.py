@@ -74,7 +74,7 @@ def check_fleet(place: dict[str, Any], directory: Path, items: int, kills: int, 
             fleet.start("work", place, runs, number)
         deadline = time.monotonic() + 600
         while (left := unfinished(store)) or killed < kills:
-            assert time.monotonic() < deadline, f"{left} items are left after {killed} kills"
+            assert time.monotonic() < deadline, f"after {killed} kills {reasons(store)}"
             if left < WORKERS and killed < kills:
                 submit(store, items // 10)
                 total += items // 10
@@ -85,6 +85,12 @@ def check_fleet(place: dict[str, Any], directory: Path, items: int, kills: int, 
                 fleet.start("work", place, runs, 1000 + killed)
         checked = check_items(store, total, runs)
     return f"{total} items, {killed} kills, {checked}"
+
+
+def reasons(store: holdfast.Store) -> list[str]:
+    """Say of the first items that have not ended where they are, and why."""
+    found = store.work.list(status=["pending", "in_progress"], limit=10)
+    return [f"{item.to_dict()}: {store.work.why(item.id)}" for item in found]
 
 
 def check_items(store: holdfast.Store, total: int, runs: str) -> str:
