@@ -38,7 +38,7 @@ from .artifacts import (
     outgoing_looks,
 )
 from .asks import READ_ASK, REQUEST, RESUME, SELECT_ASKS, delivery_id, read_ask
-from .pauses import OPEN_PAUSE, READ_PAUSE, close, count, counting, make_ready
+from .pauses import OPEN_PAUSE, READ_PAUSE, close, count, counting, make_ready, resumption_id
 from .records import Artifact, Receipt, pack_answer, pause_context
 from .settlement import (
     NOT_AWAITED,
@@ -300,6 +300,8 @@ def follow_item(
         has_paused = not serving or serving[0]["has_paused"]
         made = (yield from batch(*_paused_looks(here))) if has_paused else [[], []]
     [paused, asks] = made
+    if item.type == RESUME and not _may_end(item, paused):
+        return False
     artifacts: list[Row] = []
     if serving and serving[0]["has_artifacts"]:
         artifacts = yield from rows(LIST_ARTIFACTS, session_number=here.number)
@@ -326,6 +328,22 @@ def follow_item(
             leave_asks(runtime, here, left),
         ]
     )
+    return True
+
+
+def _may_end(item: EndedItem, paused: Sequence[Row]) -> bool:
+    """Whether the end of a resume item concerns its session; not if that has paused again since.
+
+    Raises InvalidArgument if it is completed and nobody was given the answers.
+    """
+    for pause in paused:
+        if resumption_id(pause) != item.id:
+            return False
+        if item.status == "completed" and pause["state"] != "resumed":
+            raise InvalidArgument(
+                f"work item {item.id} has not resumed session {item.session.id}: call item.resume()"
+                " before it is completed, or fail it"
+            )
     return True
 
 

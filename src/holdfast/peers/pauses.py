@@ -16,7 +16,7 @@ from ..arguments import require_whole, shown
 from ..checkpoints.write import record_status, write
 from ..codec import Codec
 from ..dataclass import dataclass
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, WorkFailed
 from ..feed import emit
 from ..kernel.operation import (
     AfterCommit,
@@ -84,7 +84,11 @@ READ_PAUSE = f"{SELECT_PAUSES} WHERE id = :id"
 READ_RESUMED = f"""
 SELECT {PAUSE_COLUMNS}, EXISTS (
     SELECT 1 FROM hf_artifacts f WHERE f.session_number = hf_pauses.session_number
-) AS has_artifacts
+) AS has_artifacts, EXISTS (
+    SELECT 1 FROM hf_pauses p WHERE p.session_number = hf_pauses.session_number
+        AND p.state IN ('waiting', 'ready', 'resumed') AND p.state <> 'resumed'
+        AND p.number <> hf_pauses.number
+) AS is_superseded
 FROM hf_pauses WHERE id = :id
 """  # noqa: S608
 OPEN_PAUSE = f"""
@@ -486,6 +490,11 @@ def resume(
     if not paused or paused[0]["session_number"] != session.number:
         raise InvalidArgument(f"there is no pause {shown(pause_id)} of session {session.id}")
     [pause] = paused
+    if pause["is_superseded"]:
+        raise WorkFailed(
+            f"session {session.id} has paused again since pause {pause_id}, and waits; "
+            "that pause resumes no more"
+        )
     made: list[Row] = []
     if pause["has_artifacts"]:
         made = yield from rows(LIST_ARTIFACTS, session_number=session.number)

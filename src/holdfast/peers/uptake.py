@@ -103,8 +103,10 @@ class Looked:
 
     def is_simple(self, item: Item[Any]) -> bool:
         """Whether an item's session is open and not being driven, and there is what it serves."""
-        session = self.sessions.get(item.session_number or 0)
-        if session is None or session["status"] not in OPEN or not self.of(item)[0]:
+        session, found = self.sessions.get(item.session_number or 0), self.of(item)[0]
+        if session is None or session["status"] not in OPEN:
+            return False
+        if not found or found[0].get("is_superseded"):
             return False
         return session["holder"] is None or not session["is_leased"]
 

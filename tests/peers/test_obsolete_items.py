@@ -1,0 +1,128 @@
+"""Items that would resume a session which has gone on without them: they change nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import holdfast
+from holdfast.mesh import Service
+from holdfast.testing.subject import Subject, done, raises
+from tests.checkpoints.colours import both_colours
+from tests.peers.uptakes import taken_up
+from tests.work.working import opened
+
+
+async def answered(store: Any, agent: str) -> tuple[Any, Any]:
+    """Return a session whose pause is ready, and the claimed item that would resume it."""
+    session = await done(store.session(f"of {agent}", agent=agent))
+    await done(session.ask("peer", 1, id=f"{agent} first"))
+    await done(session.pause({"step": 1}))
+    await done(store.answer(f"{agent} first", "one"))
+    [item] = await done(store.work.claim("w", queues=f"agent:{agent}"))
+    return session, item
+
+
+async def gone_on(store: Any, agent: str) -> tuple[Any, Any]:
+    """Return the same, after the session has gone on without the item and waits again."""
+    session, item = await answered(store, agent)
+    resumption = await done(session.resumption())
+    assert [answer.result for answer in resumption.answers] == ["one"]
+    await done(session.ask("peer", 2, id=f"{agent} second"))
+    await done(session.pause({"step": 2}))
+    return session, item
+
+
+async def states(store: Any, session: Any, agent: str) -> Any:
+    pauses = await done(store.pauses(agent=agent))
+    return (await done(session.info())).status, sorted(
+        (each.generation, each.state) for each in pauses
+    )
+
+
+async def resumes_once(store: Any, agent: str) -> None:
+    """The second answer is given to one item."""
+    assert await done(store.answer(f"{agent} second", "two")) == "counted"
+    [item] = await done(store.work.claim("w", queues=f"agent:{agent}"))
+    resumption = await done(item.resume())
+    assert (resumption.context, resumption.is_consumed) == ({"step": 2}, False)
+    assert [answer.result for answer in resumption.answers] == ["two"]
+    await done(item.complete("done"))
+    assert await done(store.work.claim("w", queues=f"agent:{agent}")) == []
+
+
+@both_colours
+async def test_an_item_that_has_not_resumed_its_session_cannot_be_completed(
+    subject: Subject,
+) -> None:
+    store = await opened(subject)
+    session, item = await answered(store, "a")
+    error = await raises(holdfast.InvalidArgument, lambda: item.complete("done"))
+    assert "call item.resume()" in str(error)
+    assert await states(store, session, "a") == ("waiting", [(1, "ready")])
+    resumption = await done(item.resume())
+    assert [answer.result for answer in resumption.answers] == ["one"]
+    await done(item.complete("done"))
+    assert await states(store, session, "a") == ("active", [(1, "closed")])
+
+
+@both_colours
+async def test_the_end_of_an_obsolete_item_leaves_the_next_pause(subject: Subject) -> None:
+    store = await opened(subject)
+    ends: dict[str, Any] = {
+        "completed": lambda item: item.complete("done"),
+        "failed": lambda item: item.fail("broken", retry=False),
+        "cancelled": lambda item: item.cancel(),
+    }
+    for status, end in ends.items():
+        session, item = await gone_on(store, status)
+        await done(end(item))
+        assert (await done(store.work.get(item.id))).status == status
+        waits = ("waiting", [(1, "closed"), (2, "waiting")])
+        assert await states(store, session, status) == waits, status
+        await resumes_once(store, status)
+
+
+@both_colours
+async def test_an_obsolete_item_does_not_resume_a_session_that_waits(subject: Subject) -> None:
+    store = await opened(subject)
+    session, item = await gone_on(store, "a")
+    error = await raises(holdfast.WorkFailed, item.resume)
+    assert "has paused again" in str(error)
+    waits = ("waiting", [(1, "closed"), (2, "waiting")])
+    assert await states(store, session, "a") == waits
+    await done(item.release())
+    # A service that claims it with another takes up the other.
+    await done(store.request("a", "new", request_id="r"))
+    if subject.colour == "sync":
+        found = taken_up(store, "a")
+        assert [taken is None for id, taken in found.items() if id == item.id] == [True]
+        assert len(found) == 2
+        for id in found:
+            store.work.release(id, reason="the test goes on")
+    await _serve(store, [])
+    assert (await done(store.work.get(item.id))).status == "failed"
+    assert (await done(store.peer_call("r"))).state == "ok"
+    assert await states(store, session, "a") == waits
+    await done(store.answer("a second", "two"))
+    await _serve(store, [["two"]])
+    assert await states(store, session, "a") == ("active", [(1, "closed"), (2, "closed")])
+
+
+async def _serve(store: Any, expected: list[Any]) -> None:
+    """Serve until nothing is left to do; the answers that were given are the expected ones."""
+    given: list[Any] = []
+
+    def resume(resumption: holdfast.Resumption[Any]) -> str:
+        given.append([answer.result for answer in resumption.answers])
+        return "done"
+
+    async def resume_async(resumption: holdfast.Resumption[Any]) -> str:
+        return resume(resumption)
+
+    is_async = isinstance(store, holdfast.AsyncStore)
+    service = Service("a", lambda request: "served", resume_async if is_async else resume)
+    worker: Any = service.worker(store, poll_seconds=0.05)
+    run = worker.run(until_empty=True) if is_async else None
+    await (run or asyncio.to_thread(worker.run, until_empty=True))
+    assert given == expected
