@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import holdfast
@@ -126,3 +127,24 @@ async def _serve(store: Any, expected: list[Any]) -> None:
     run = worker.run(until_empty=True) if is_async else None
     await (run or asyncio.to_thread(worker.run, until_empty=True))
     assert given == expected
+
+
+def test_the_next_turn_of_an_imported_session_closes_its_pause(
+    place: dict[str, Any], other: dict[str, Any], tmp_path: Path
+) -> None:
+    """It was exported between its resumption and its turn."""
+    with holdfast.open(**place) as store, holdfast.open(**other) as target:
+        session = store.session("s", agent="a")
+        session.ask("peer", 1, id="q")
+        session.pause({"step": 1})
+        store.answer("q", "one")
+        assert session.resumption() is not None
+        store.export(tmp_path / "file")
+        target.import_sessions(tmp_path / "file")
+        moved = target.find_session("s")
+        assert [each.state for each in target.pauses(agent="a")] == ["resumed"]
+        resumption = moved.resumption()
+        assert resumption is not None
+        assert [answer.result for answer in resumption.answers] == ["one"]
+        moved.save(step=2)
+        assert [each.state for each in target.pauses(agent="a")] == ["closed"]

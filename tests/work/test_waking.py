@@ -110,6 +110,16 @@ def test_a_process_that_is_alone_sends_nothing_until_another_listens(
         assert heard == {HELLO, EVERY_TREE, "heard"}
 
 
+def test_a_look_does_not_undo_what_was_heard_since_it_began() -> None:
+    others = OtherListeners("any")
+    times_heard = others.times_heard
+    others.hear()
+    others.note(False, times_heard)
+    assert others.may_be_there()
+    others.note(False, others.times_heard)
+    assert not others.may_be_there()
+
+
 @pytest.mark.parametrize("is_cut", [False, True])
 def test_a_change_before_a_process_knows_of_a_listener_wakes_it(
     is_cut: bool,
