@@ -80,7 +80,8 @@ COUNTED_COLUMNS = """number, id, session_number, session_id, root_id, generation
     state, need, keeps_rest, open_asks, ok_asks"""
 SELECT_PAUSES = f"SELECT {PAUSE_COLUMNS} FROM hf_pauses"  # noqa: S608
 READ_PAUSE = f"{SELECT_PAUSES} WHERE id = :id"
-# A session seldom has artifacts; whether it has is read with the pause.
+# A session seldom has artifacts; whether it has is read with the pause. SQLite uses the index of
+# open pauses only if its condition is repeated as it stands there.
 READ_RESUMED = f"""
 SELECT {PAUSE_COLUMNS}, EXISTS (
     SELECT 1 FROM hf_artifacts f WHERE f.session_number = hf_pauses.session_number

@@ -42,7 +42,7 @@ class Member:
         """Whether the call must be sent alone."""
         self.led_by: Callable[[], Member | None] = _nobody
         """The call that sends this one; nobody if it was interrupted."""
-        self.mark = ("", 0)
+        self.mark: tuple[str, int] = ("", 0)
         """The mark of the transaction in which that call sends it."""
 
     def come(
