@@ -44,7 +44,6 @@ class Interrupt:
         self._files = files
         self._is_on = False
         self._is_early = False
-        self.kept: KeyboardInterrupt | None = None
 
     def strike(self, function: Callable[[], object]) -> None:
         """Call a function, and catch its interrupt if one comes out of it."""
@@ -55,9 +54,8 @@ class Interrupt:
             self._is_on = True
             sys.settrace(self._trace)
             function()
-        except KeyboardInterrupt as error:
-            # A prompt keeps the last error, and with it everything that its frames refer to.
-            self.kept = error
+        except KeyboardInterrupt:
+            pass
         finally:
             # One that was sent as the function ended is received below.
             self._is_on = False
