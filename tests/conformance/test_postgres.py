@@ -161,14 +161,18 @@ def test_writers_of_one_tree_queue_outside_its_row_and_all_commit(where: dict[st
             stack.enter_context(holdfast.open(**where, busy_timeout_seconds=30)) for _ in range(2)
         ]
         Counter(stores[0].within(holder)).add()
+        # These take all connections; calls in one round trip would share some of them.
         adding = [
-            threads.submit(Counter(store).add if number % 2 else Counter(store).add_at_once)
-            for number in range(32)
-            for store in stores
+            threads.submit(Counter(store).add) for _ in range(CONNECTIONS_MAX) for store in stores
         ]
         while admin.execute(IN_LINE, [queue]).fetchone() != (2 * CONNECTIONS_MAX - 1,):
             assert not any(each.done() for each in adding)
             time.sleep(0.02)
+        adding += [
+            threads.submit(Counter(store).add_at_once)
+            for _ in range(CONNECTIONS_MAX)
+            for store in stores
+        ]
         holder.commit()
         assert sorted(each.result() for each in adding) == [*range(2, 66)]
         positions = [event.position for event in stores[0].events("root")]

@@ -67,6 +67,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         is_sent = message["type"] in {"websocket.accept", "websocket.send"}
         if is_sent and self.transport.is_closing():
             # The loop calls `connection_lost` later, and has no turn while there is much to send.
+            # Until then uvicorn would report a handshake that was left incomplete.
+            self.handshake_complete = True
             raise ClientDisconnected
         await super().send(message)
         is_end = message["type"] == "websocket.http.response.body"

@@ -31,7 +31,8 @@ class FileLock:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._wait: Wait | None = None
+        self.wait: Wait | None = None
+        """The last wait with a timeout; one that was given up may still last."""
         try:
             # A file object is closed by its finalizer if the caller is interrupted.
             self._file = open(path, "ab", buffering=0, opener=_private)  # noqa: SIM115
@@ -55,11 +56,6 @@ class FileLock:
             return False
         return True
 
-    @property
-    def is_awaited(self) -> bool:
-        """Whether a wait for the lock that was given up still lasts."""
-        return self._wait is not None and self._wait.is_on
-
     def acquire_within(self, seconds: float) -> bool:
         """Wait for the lock with a timeout: a stopped process may hold it.
 
@@ -69,7 +65,7 @@ class FileLock:
         if self.try_acquire():
             return True
         try:
-            wait = self._wait = Wait(self._descriptor)
+            wait = self.wait = Wait(self._descriptor)
         except OSError as error:
             raise lock_error(self._path, error) from error
         try:
@@ -79,7 +75,7 @@ class FileLock:
             if not wait.give_up():
                 self.release()
             if isinstance(error, RuntimeError):
-                self._wait = None
+                self.wait = None
                 reason = OSError(errno.EAGAIN, str(error))
                 raise lock_error(self._path, reason) from error
             raise
@@ -91,8 +87,8 @@ class FileLock:
     def close_in_child(self) -> None:
         """Close all that a forked child has inherited, without releasing the parent's lock."""
         self.close()
-        if self._wait is not None:
-            self._wait.file.close()
+        if self.wait is not None:
+            self.wait.file.close()
 
 
 class Wait:
@@ -140,7 +136,11 @@ class SideLock:
 
     def __init__(self, database: Path) -> None:
         self._lock = FileLock(database.with_name(f"{database.name}-lock"))
-        self._turn = FileLock(database.with_name(f"{database.name}-turn"))
+        try:
+            self._turn = FileLock(database.with_name(f"{database.name}-turn"))
+        except BaseException:
+            self._lock.close()
+            raise
         self.release = self._lock.release
 
     def acquire(self) -> None:
@@ -154,7 +154,7 @@ class SideLock:
     def try_acquire(self) -> bool:
         """Take the lock if it is free and nobody waits for it."""
         try:
-            if not self._turn.is_awaited:
+            if self._turn.wait is None or not self._turn.wait.is_on:
                 self._turn.take()
             self._lock.take()
         except BlockingIOError:
@@ -174,7 +174,7 @@ class SideLock:
 
     def _wait_for_turn(self, seconds: float) -> None:
         # As long as an earlier wait lasts, the turn is with a process that was stopped.
-        if not self._turn.is_awaited:
+        if self._turn.wait is None or not self._turn.wait.is_on:
             # Without threads or descriptors to wait with, there is no turn.
             with contextlib.suppress(StoreUnavailable):
                 self._turn.acquire_within(seconds)
