@@ -116,10 +116,17 @@ class Schemas:
         """Empty a schema for the next test, or drop it if it is not what it was."""
         connection = self._connected()
         drop_schemas(connection, f"{name}_")
-        if _is_emptied(connection, name, self._made[name]):
+        if self._is_emptied(connection, name):
             self._free.append(name)
         else:
             drop_schemas(connection, name)
+
+    def _is_emptied(self, connection: psycopg.Connection, name: str) -> bool:
+        while True:
+            try:
+                return _is_emptied(connection, name, self._made[name])
+            except psycopg.errors.DeadlockDetected:
+                pass  # The last transaction of a process that was killed is over now.
 
 
 def make_ready(**place: Any) -> None:

@@ -15,7 +15,7 @@ import holdfast
 import holdfast.kernel.postgres  # Imported once, not in each child.
 from holdfast.agent import Agent, Called, Peer, call, read_transcript
 from holdfast.effects.tools import tool
-from holdfast.errors import ApprovalNeeded, NotDone, SessionBusy, SessionWaiting
+from holdfast.errors import ApprovalNeeded, NotDone, SessionBusy, SessionEnded, SessionWaiting
 from holdfast.mesh import Service
 from holdfast.testing.crashes import CrashPoints
 from holdfast.testing.subject import Colour, Subject, done, raises
@@ -330,12 +330,12 @@ def test_of_two_that_resume_at_once_one_makes_the_call(
         agent = asker(session, world, [call("mail", to=to), "Sent."], holder=f"h{id(session)}")
         if session.runtime.is_async:
             return aresume(agent)
-        with contextlib.suppress(SessionBusy):
+        with contextlib.suppress(SessionBusy, SessionEnded):
             agent.run()
         return None
 
     async def aresume(agent: Agent) -> None:
-        with contextlib.suppress(SessionBusy):
+        with contextlib.suppress(SessionBusy, SessionEnded):
             await agent.arun()
 
     asyncio.run(case())
