@@ -273,6 +273,7 @@ class Keeper(PerStore):
         self._leaving: list[threading.Thread] = []
         self._is_closed = False
         self._driver: Any = None
+        self._closers: list[Callable[[], None]] = []
 
     # Guards
 
@@ -366,8 +367,14 @@ class Keeper(PerStore):
         if error is not None:
             raise error
 
+    def at_close(self, close: Callable[[], None]) -> None:
+        """Call a function before the thread ends, while leases are still renewed."""
+        self._closers.append(close)
+
     def close(self) -> None:
         """End the thread; leases still kept expire by themselves."""
+        for close in self._closers:
+            close()
         with self._lock:
             self._is_closed = True
             thread = self._thread

@@ -12,7 +12,7 @@ import pytest
 
 import holdfast
 from holdfast import InvalidArgument, Result, ToolUse
-from holdfast.effects import turns
+from holdfast.effects import recorder, turns
 from holdfast.kernel.driver import Hooks, Point
 from holdfast.kernel.operation import Call
 from holdfast.testing.subject import Subject, done, raises
@@ -22,7 +22,8 @@ from tests.checkpoints.colours import both_colours
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Outcomes wait for each other however slow the machine is."""
-    monkeypatch.setattr(turns, "GATHER_SECONDS", 3600)
+    monkeypatch.setattr(recorder, "HOLD_SECONDS", 3600)
+    monkeypatch.setattr(turns, "LOOK_SECONDS", 3600)
 
 
 class Desk:
@@ -185,18 +186,6 @@ async def test_a_read_of_the_latest_is_not_older_than_the_writes_of_its_turn(
     assert (await done(session.call(get))).value == "b"
 
 
-def test_an_outcome_that_has_waited_is_recorded_before_the_next_tool_runs(
-    place: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(turns, "GATHER_SECONDS", 0)
-    desk = Desk()
-    with holdfast.open(**place) as store, holdfast.open(**place) as other:
-        session = store.session("s")
-        desk.look = lambda: [effect.status for effect in other.effects(session="s")]
-        session.call_all(desk.sends("a", "b"))
-    assert desk.seen == [["issued", "issued"], ["completed", "issued"]]
-
-
 CHANGES: dict[str, tuple[Callable[[holdfast.Session], Any], str | None]] = {
     "cancelled": (lambda session: session.cancel(), "SessionEnded"),
     "ended": (lambda session: session.end("completed"), "SessionEnded"),
@@ -212,7 +201,7 @@ async def test_a_call_that_is_not_allowed_any_more_when_its_time_comes_is_not_ma
 ) -> None:
     store = await subject.open()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(turns, "GATHER_SECONDS", 0)
+        patch.setattr(turns, "LOOK_SECONDS", 0)
         for name, (change, refusal) in CHANGES.items():
             await _change_during_the_first(store, subject.place, name, change, refusal)
 

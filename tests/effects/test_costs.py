@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from holdfast import ToolUse
-from holdfast.effects import turns
+from holdfast.effects import recorder, turns
 from holdfast.kernel.driver import Hooks, Trace
 from holdfast.testing.subject import Subject, done
 from tests.checkpoints.colours import both_colours
@@ -45,7 +45,8 @@ POSTGRES = {
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Outcomes wait for each other however slow the machine is."""
-    monkeypatch.setattr(turns, "GATHER_SECONDS", 3600)
+    monkeypatch.setattr(recorder, "HOLD_SECONDS", 3600)
+    monkeypatch.setattr(turns, "LOOK_SECONDS", 3600)
 
 
 @both_colours

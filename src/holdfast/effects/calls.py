@@ -146,6 +146,11 @@ class PreparedCall:
                     if settled is not None:
                         return settled
                 case Busy(effect, wait_ms):
+                    turn = self.ledger.turns.pop(effect.id, None)
+                    if turn is not None:
+                        # A tool of that turn may make this call: it must not wait for its own end.
+                        yield from turn.make_way(effect.id)
+                        continue
                     if watched != topic(effect.id):
                         watched = topic(effect.id)
                         continue
@@ -410,9 +415,15 @@ class PreparedCall:
         return unresolved(self.request.tool.name, ticket.id, error)
 
     def _in_progress(self, effect: Effect) -> InProgress:
+        hint = ""
+        if effect.holder == self.request.holder:
+            hint = (
+                ". It was issued by this process: a tool must not wait for the call that it "
+                "serves, nor through another store for a later call of the same turn"
+            )
         return InProgress(
             f"{effect.tool} is run by {effect.holder!r} (effect {effect.id}) and did not return "
-            f"within {self.wait_seconds:g} s; nothing was run here",
+            f"within {self.wait_seconds:g} s; nothing was run here{hint}",
             effect_id=effect.id,
             holder=effect.holder,
             takeover_at=effect.takeover_at,

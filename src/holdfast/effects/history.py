@@ -210,7 +210,7 @@ class Found:
     newest: Row | None
     """The newest attempt under the same key, even if it does not answer the call."""
     is_same_call: bool
-    """Whether the same call id was found, whatever its outcome."""
+    """Whether the same call id was found, unless that call is known not to have happened."""
     is_own: bool
     """Whether `row` is that call's own."""
     is_inherited: bool
@@ -259,7 +259,8 @@ def find(
             raise _mismatch(row, request)
     is_inherited = row is not None and _is_inherited(request, row)
     is_own = not is_inherited and any(row is each for each in own)
-    return Found(row, newest, bool(own), is_own, is_inherited, history)
+    is_same_call = any(each["reason"] != "not_landed" for each in own)
+    return Found(row, newest, is_same_call, is_own, is_inherited, history)
 
 
 def _is_inherited(request: EffectRequest, row: Row) -> bool:

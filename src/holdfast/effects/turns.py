@@ -3,31 +3,33 @@
 They take one commit for their intents, and as few as possible for their outcomes. Each has its own
 row and lease, and is settled or in doubt on its own. The tools run in order, one at a time. A call
 that would not be issued any more when its time comes, as its session has ended, is not made. An
-outcome is held back while the next tool runs, to be written together with that one's; a crash
-before that leaves its call in doubt.
+outcome is held back for a moment, to be written together with those of the next tools; if these
+take longer, the recorder's thread writes it while they run.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
 from ..dataclass import dataclass
 from ..errors import HoldfastError, LeaseLost
-from ..kernel.flow import INTERRUPTS, Flow, Perform, perform, perform_to_the_end
+from ..kernel.flow import INTERRUPTS, Flow, Perform, perform, perform_to_the_end, wait
 from ..kernel.operation import Call
-from ..kernel.signals import TREE_TOPIC
+from ..kernel.signals import LOCAL_TOPIC, TREE_TOPIC
 from ..leases import Kept, uptime_seconds
-from .calls import FATAL_ERRORS, PreparedCall
+from .calls import FATAL_ERRORS, POLL_SECONDS, PreparedCall
 from .ledger import Ledger, finish
+from .recorder import Recorder
 from .statements import EffectOutcome, Result, Ticket
 from .tools import Tool
 
-# An outcome that has waited this long when the next tool returns is written then. An intent is
-# looked at again after this time, or when this process knows of a change in its tree.
-GATHER_SECONDS = 0.05
+WRITTEN = f"{LOCAL_TOPIC}outcomes"
+# An intent is looked at again after this time, or when this process knows of a change in its tree.
+LOOK_SECONDS = 0.05
 
 CallAnswer: TypeAlias = Result[Any] | Exception
 OnAnswer: TypeAlias = Callable[[int, CallAnswer], Flow[None]]
@@ -67,7 +69,6 @@ def call_all(
             answers.append(answer)
             if on_answer is not None:
                 yield from on_answer(index, answer)
-            yield from turn.record(only_if_due=True)
         yield from turn.record()
     except GeneratorExit:
         raise
@@ -75,6 +76,16 @@ def call_all(
         yield from turn.abort()
         raise
     return [turn.lost.get(index, answer) for index, answer in enumerate(answers)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Returned:
+    """The outcome of a tool that has returned, and the lease to renew until it is recorded."""
+
+    index: int
+    ticket: Ticket
+    outcome: EffectOutcome
+    kept: Kept
 
 
 class _Turn:
@@ -85,8 +96,12 @@ class _Turn:
         self._gathers = gathers
         self._ledger = calls[0].ledger
         self._issued: dict[int, tuple[Ticket, Kept]] = {}
-        self._returned: list[tuple[int, Ticket, EffectOutcome, Kept]] = []
-        self._since = 0.0
+        self._held: deque[_Returned] = deque()
+        """Who takes an outcome from here records it: the turn, or the recorder's thread."""
+        self._is_watched = False
+        self._is_writing = False
+        """Whether the recorder's thread writes what it has taken."""
+        self._unrecorded: deque[_Returned] = deque()
         self._topic = _topic_of(calls[0])
         self._looked = 0.0, 0
         self._issue: Call[list[Ticket | None]] | None = None
@@ -107,6 +122,7 @@ class _Turn:
         for index, ticket in zip(acting, tickets, strict=True):
             if ticket is not None:
                 self._issued[index] = ticket, self._calls[index].keep(ticket, asked_at)
+                self._ledger.turns[ticket.id] = self
         self._issue = None
         self._note_look()
 
@@ -114,14 +130,14 @@ class _Turn:
         """Remember when the issued calls were known to be allowed, and what was known to change."""
         self._looked = uptime_seconds(), self._ledger.signals.count(self._topic)
 
-    def _require_allowed(self, index: int) -> Flow[None]:
+    def _require_allowed(self, ticket: Ticket) -> Flow[None]:
         """Look whether an issued call may still be made; if not, none of the others is issued."""
         at, count = self._looked
-        is_quick = uptime_seconds() - at < GATHER_SECONDS
+        is_quick = uptime_seconds() - at < LOOK_SECONDS
         if is_quick and self._ledger.signals.count(self._topic) == count:
             return
         self._note_look()
-        if not (yield from perform(Ledger.may_begin, self._ledger, self._issued[index][0])):
+        if not (yield from perform(Ledger.may_begin, self._ledger, ticket)):
             yield from self._withdraw()
 
     def _acting(self) -> list[int]:
@@ -144,70 +160,116 @@ class _Turn:
 
     def run(self, index: int) -> Flow[Result[Any]]:
         """Run one call, or return the outcome that the ledger has."""
-        call = self._calls[index]
-        if index in self._issued:
-            yield from self._require_allowed(index)
-        if index not in self._issued:
-            # It may equal an earlier call of this turn, and would wait for that one's outcome.
-            yield from self.record()
-            return (yield from call.run())
-        call.gather = partial(self._gather, index) if self._gathers else None
-        try:
-            result = yield from call.execute(*self._issued[index])
-        except BaseException as error:
-            if call.is_called or not isinstance(error, INTERRUPTS):
-                del self._issued[index]
-            raise
-        del self._issued[index]
-        return result
+        call, issued = self._calls[index], self._issued.get(index)
+        if issued is not None:
+            yield from self._require_allowed(issued[0])
+            call.gather = partial(self._gather, index) if self._gathers else None
+            try:
+                # Who takes an intent from here runs it, or closes it.
+                if self._issued.pop(index, None) is not None:
+                    return (yield from call.execute(*issued))
+            except INTERRUPTS:
+                if not call.is_called:
+                    self._issued[index] = issued
+                raise
+            call.gather = None
+        # It may equal an earlier call of this turn, and would wait for that one's outcome.
+        yield from self.record()
+        return (yield from call.run())
 
     def _gather(self, index: int, ticket: Ticket, outcome: EffectOutcome, kept: Kept) -> None:
-        if not self._returned:
-            self._since = uptime_seconds()
-        self._returned.append((index, ticket, outcome, kept))
+        self._held.append(_Returned(index, ticket, outcome, kept))
+        if not self._is_watched:
+            self._is_watched = True
+            Recorder.of(self._ledger.runtime).watch(self._record_held)
 
-    def record(self, *, only_if_due: bool = False) -> Flow[None]:
-        """Record the outcomes of tools that have returned, in one commit."""
-        if only_if_due and uptime_seconds() - self._since < GATHER_SECONDS:
-            return
-        returned, self._returned = self._returned, []
-        if not returned:
-            return
-        ended = [(ticket, outcome) for _, ticket, outcome, _ in returned]
+    def _record_held(self) -> None:
+        """Record what is held while the next tool runs; called by the recorder's thread."""
+        self._is_watched = False
+        # Whoever finds nothing held any more has to find this.
+        self._is_writing = True
+        returned = _taken(self._held)
+        recorded = [False] * len(returned)
         try:
-            try:
-                recorded = yield from perform(Ledger.finish_all, self._ledger, ended)
-            except HoldfastError:
-                # `finish` retries each one by itself.
-                recorded = [False] * len(ended)
-            for (index, ticket, outcome, _), is_recorded in zip(returned, recorded, strict=True):
-                if not is_recorded:
-                    try:
-                        yield from finish(self._ledger, ticket, outcome)
-                    except LeaseLost as lost:
-                        self.lost[index] = lost
-        except INTERRUPTS:
-            with contextlib.suppress(HoldfastError):
-                yield from perform_to_the_end(Ledger.finish_all, self._ledger, ended)
-            raise
+            if returned:
+                finish_all = Call(Ledger.finish_all, self._ledger, (_ended(returned),))
+                recorded = self._ledger.runtime.run(finish_all)
         finally:
-            for _, _, _, kept in returned:
-                self._ledger.keeper.drop(kept)
+            self._note(returned, recorded)
+            self._is_writing = False
+            self._ledger.signals.ring_here(WRITTEN)
+
+    def _note(self, returned: Sequence[_Returned], recorded: Sequence[bool]) -> None:
+        """Give up the leases on what is recorded, and remember what is not."""
+        for each, is_recorded in zip(returned, recorded, strict=True):
+            if is_recorded:
+                self._ledger.keeper.drop(each.kept)
+            else:
+                self._unrecorded.append(each)
+
+    def record(self) -> Flow[None]:
+        """Record the outcomes of tools that have returned, in one commit."""
+        yield from self._record_returned()
+        while self._unrecorded:
+            each = self._unrecorded.popleft()
+            try:
+                yield from finish(self._ledger, each.ticket, each.outcome)
+            except LeaseLost as lost:
+                self.lost[each.index] = lost
+            finally:
+                self._ledger.keeper.drop(each.kept)
+
+    def _record_returned(self) -> Flow[None]:
+        """Record what is held, and wait for what the recorder's thread writes."""
+        while returned := _taken(self._held):
+            yield from self._record_together(returned)
+        yield from self._until_written()
+
+    def _until_written(self) -> Flow[None]:
+        seen = self._ledger.signals.count(WRITTEN)
+        while self._is_writing:
+            yield from wait(POLL_SECONDS, WRITTEN, seen)
+            seen = self._ledger.signals.count(WRITTEN)
+
+    def _record_together(self, returned: Sequence[_Returned]) -> Flow[None]:
+        recorded = [False] * len(returned)
+        try:
+            recorded = yield from perform(Ledger.finish_all, self._ledger, _ended(returned))
+        except HoldfastError:
+            return  # The turn retries each one by itself.
+        finally:
+            self._note(returned, recorded)
 
     def abort(self) -> Flow[None]:
         """Record the outcomes of calls that returned, and close those that were never made."""
-        ended = [(ticket, outcome) for _, ticket, outcome, _ in self._returned]
-        with contextlib.suppress(HoldfastError):
-            if ended:
-                yield from perform_to_the_end(Ledger.finish_all, self._ledger, ended)
+        yield from self._record_to_the_end()
         yield from self._withdraw()
-        for _, _, _, kept in self._returned:
-            self._ledger.keeper.drop(kept)
+        yield from self._until_written()
+        yield from self._record_to_the_end()
+
+    def _record_to_the_end(self) -> Flow[None]:
+        returned = [*_taken(self._unrecorded), *_taken(self._held)]
+        if returned:
+            with contextlib.suppress(HoldfastError):
+                given = _ended(returned)
+                yield from perform_to_the_end(Ledger.finish_all, self._ledger, given)
+        for each in returned:
+            self._ledger.keeper.drop(each.kept)
+
+    def make_way(self, id: str) -> Flow[None]:
+        """Let another caller look for one of the effects; see `Turn`."""
+        if any(ticket.id == id for ticket, _ in list(self._issued.values())):
+            yield from self._withdraw()
+        else:
+            yield from self._record_returned()
 
     def _withdraw(self) -> Flow[None]:
         """Close the calls that are issued and were not made."""
-        issued, self._issued = self._issued, {}
-        ids = [ticket.id for ticket, _ in issued.values()]
+        issued: list[tuple[Ticket, Kept]] = []
+        with contextlib.suppress(KeyError):
+            while True:
+                issued.insert(0, self._issued.popitem()[1])
+        ids = [ticket.id for ticket, _ in issued]
         if self._issue is not None:
             ids += self._issue.ids
         request = self._calls[0].request
@@ -215,8 +277,21 @@ class _Turn:
             if ids:
                 given = (request.place, request.guard, ids)
                 yield from perform_to_the_end(Ledger.withdraw, self._ledger, *given)
-        for _, kept in issued.values():
+        for _, kept in issued:
             self._ledger.keeper.drop(kept)
+
+
+def _taken(returned: deque[_Returned]) -> list[_Returned]:
+    """Take all, each of which nobody else takes."""
+    taken: list[_Returned] = []
+    with contextlib.suppress(IndexError):
+        while True:
+            taken.append(returned.popleft())
+    return taken
+
+
+def _ended(returned: Sequence[_Returned]) -> list[tuple[Ticket, EffectOutcome]]:
+    return [(each.ticket, each.outcome) for each in returned]
 
 
 def _topic_of(call: PreparedCall) -> str:
