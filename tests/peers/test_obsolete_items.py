@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,21 @@ async def answered(store: Any, agent: str) -> tuple[Any, Any]:
 
 
 async def gone_on(store: Any, agent: str) -> tuple[Any, Any]:
-    """Return the same, after the session has gone on without the item and waits again."""
+    """Return the same, after another item has driven the session to its next pause."""
+    session, item = await answered(store, agent)
+    await done(store.work.submit("step", session=session, queue=f"steps of {agent}"))
+    [step] = await done(store.work.claim("w", queues=f"steps of {agent}"))
+    driven = await done(step.drive())
+    await done(driven.ask("peer", 2, id=f"{agent} second"))
+    await done(driven.pause({"step": 2}))
+    return session, item
+
+
+async def taken_over(store: Any, agent: str) -> tuple[Any, Any]:
+    """Return the same, after somebody has resumed the session without its item."""
     session, item = await answered(store, agent)
     resumption = await done(session.resumption())
     assert [answer.result for answer in resumption.answers] == ["one"]
-    await done(session.ask("peer", 2, id=f"{agent} second"))
-    await done(session.pause({"step": 2}))
     return session, item
 
 
@@ -108,6 +118,72 @@ async def test_an_obsolete_item_does_not_resume_a_session_that_waits(subject: Su
     await done(store.answer("a second", "two"))
     await _serve(store, [["two"]])
     assert await states(store, session, "a") == ("active", [(1, "closed"), (2, "closed")])
+
+
+@both_colours
+async def test_an_item_that_was_overtaken_cannot_end_the_session(subject: Subject) -> None:
+    store = await opened(subject)
+    ends: dict[str, Any] = {
+        "complete": lambda item: item.complete("done"),
+        "fail": lambda item: item.fail("broken", retry=False),
+        "resume": lambda item: item.resume(),
+        "release": lambda item: item.release(),
+    }
+    for name, end in ends.items():
+        for has_saved in (False, True):
+            agent = f"{name} {has_saved}"
+            session, item = await taken_over(store, agent)
+            if has_saved:
+                await done(session.save(step=2))
+            await raises(holdfast.LeaseLost, partial(end, item))
+            assert (await done(store.work.get(item.id))).status == "cancelled"
+            pause = "closed" if has_saved else "resumed"
+            assert await states(store, session, agent) == ("active", [(1, pause)])
+            again = await done(session.resumption())
+            assert again.is_consumed == has_saved
+
+
+@both_colours
+async def test_an_item_that_drives_may_ask_for_the_resumption_of_its_session(
+    subject: Subject,
+) -> None:
+    store = await opened(subject)
+    session, item = await answered(store, "a")
+    driven = await done(item.drive())
+    resumption = await done(driven.resumption())
+    assert [answer.result for answer in resumption.answers] == ["one"]
+    await done(item.complete("done"))
+    assert (await done(store.work.get(item.id))).status == "completed"
+    assert await states(store, session, "a") == ("active", [(1, "closed")])
+
+
+@both_colours
+async def test_whoever_takes_over_wins_or_loses_against_the_item_that_fails(
+    subject: Subject,
+) -> None:
+    store, won = await opened(subject), list[str]()
+    for number in range(20):
+        session, item = await answered(store, str(number))
+        calls = [session.resumption, partial(item.fail, "broken", retry=False)]
+        results = await both(subject, calls if number % 2 else calls[::-1])
+        taken, failed = results if number % 2 else results[::-1]
+        status, _ = await states(store, session, str(number))
+        if isinstance(failed, holdfast.LeaseLost):
+            assert (status, taken.is_consumed) == ("active", False)
+            await done(session.save(step=2))
+            won.append("taker")
+        else:
+            assert status == "failed"
+            assert isinstance(taken, holdfast.SessionEnded)
+            won.append("item")
+    assert set(won) == {"taker", "item"}
+
+
+async def both(subject: Subject, calls: list[Any]) -> list[Any]:
+    """Make two calls at once; return what each returned or raised."""
+    is_async = subject.colour == "async"
+    begun = [call() if is_async else asyncio.to_thread(call) for call in calls]
+    return await asyncio.gather(*begun, return_exceptions=True)
 
 
 async def _serve(store: Any, expected: list[Any]) -> None:

@@ -140,6 +140,7 @@ class Turn(Protocol):
         If its tool has returned, its outcome is recorded. If it has not begun, it is closed with
         those after it; each is issued again when its time comes.
         """
+        raise NotImplementedError
 
 
 @travels

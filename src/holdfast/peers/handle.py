@@ -224,8 +224,9 @@ class SessionPeers(SessionHandle[C]):
     def resumption(self) -> Op[Resumption[C] | None]:
         """Resume after the last pause, without its work item, and return its context and answers.
 
-        For code that drives the session itself, or got `Answered` at once. None while the session
-        waits and if it has not paused; `is_consumed` once that pause is closed.
+        The item is cancelled, and whoever has claimed it loses it. For code that drives the session
+        itself, or got `Answered` at once. None while the session waits and if it has not paused;
+        `is_consumed` once that pause is closed.
         """
         return (yield from take_over(self))
 

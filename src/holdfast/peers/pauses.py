@@ -518,7 +518,10 @@ def take_over(session: SessionHandle[Any]) -> Op[Resumption[Any] | None]:
     if row["status"] == "waiting":
         told = {"pause": found["id"]}
         yield from record_status(runtime, place, "waiting", "active", row, ACTIVATED, **told)
-        yield from withdraw_item(runtime, resumption_id(found))
+    item_id = resumption_id(found)
+    if found["state"] in {"ready", "resumed"} and getattr(session.item, "id", None) != item_id:
+        # Also one that runs, and has not resumed the session yet: its failure would end it.
+        yield from withdraw_item(runtime, item_id, fences=True)
     looked = yield from batch(*resuming(session.number, found["id"]))
     return (yield from resume(session, row, found["id"], looked))
 
