@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import resource
@@ -17,7 +18,7 @@ import holdfast
 from holdfast.kernel.sqlite.side_lock import FileLock, SideLock
 from holdfast.kernel.sqlite.transactions import REST_SECONDS_MAX
 from holdfast.testing.nouns import Counter
-from tests.crash.children import Child
+from tests.crash.children import Child, stopped
 from tests.faults.interrupts import Alarm
 from tests.faults.workload import in_threads
 from tests.internals import engine_of
@@ -152,6 +153,51 @@ def test_turns_are_taken_again_as_soon_as_the_stopped_process_goes_on(path: Path
     assert not lock.try_acquire()
     for each in (lock, turn):
         each.close()
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+async def open_async(url: str) -> None:
+    await (await holdfast.aopen(url, busy_timeout_seconds=0.05)).close()
+
+
+OPENS: dict[str, Callable[[str], None]] = {
+    "sync": lambda url: holdfast.open(url, busy_timeout_seconds=0.05).close(),
+    "async": lambda url: asyncio.run(open_async(url)),
+}
+
+
+@pytest.mark.parametrize("colour", OPENS)
+@pytest.mark.parametrize("name", ["lock", "turn"])
+def test_what_a_stopped_process_keeps_is_waited_for_by_one_thread_however_often_it_is_opened(
+    path: Path, name: str, colour: str
+) -> None:
+    def hold(_: Callable[[str], None]) -> None:
+        lock = beside(path, name)
+        assert lock.try_acquire()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        lock.close()
+
+    url, open_once = f"sqlite:///{path}", OPENS[colour]
+    holdfast.open(url).close()
+    child = stopped(hold)
+    used = []
+    for _ in range(5):
+        if name == "lock":
+            with pytest.raises(holdfast.StoreBusy):
+                open_once(url)
+        else:
+            open_once(url)
+        assert waits() == 1
+        used.append(descriptors())
+    assert used == [used[0]] * 5
+    os.kill(child.pid, signal.SIGCONT)
+    assert child.wait()[0] == 0
+    wait_until(lambda: waits() == 0)
+    open_once(url)
+    assert (waits(), descriptors()) == (0, used[0] - 2)
 
 
 def test_an_interrupted_wait_for_a_lock_does_not_take_it_later(path: Path) -> None:

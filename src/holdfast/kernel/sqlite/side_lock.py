@@ -17,6 +17,7 @@ import os
 import threading
 import time
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 from ...errors import StoreUnavailable
 from ..threads import Latch, Thread
@@ -24,6 +25,7 @@ from .connection import lock_error
 
 # A turn that does not come within this time is not waited for.
 TURN_SECONDS = 0.5
+TRY_SECONDS = 0.02
 
 
 class FileLock:
@@ -39,6 +41,8 @@ class FileLock:
         except OSError as error:
             raise lock_error(path, error) from error
         self._descriptor = self._file.fileno()
+        found = os.fstat(self._descriptor)
+        self._inode = found.st_dev, found.st_ino
         # One C call each, so an interrupt comes before or after it.
         self.release = functools.partial(fcntl.flock, self._descriptor, fcntl.LOCK_UN)
         self.take = functools.partial(fcntl.flock, self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -60,19 +64,36 @@ class FileLock:
         """Wait for the lock with a timeout: a stopped process may hold it.
 
         A wait that is given up takes the lock later and releases it at once, whoever of this
-        process has it then. Raises StoreUnavailable if it cannot begin.
+        process has it then. Until it does, no other wait for that file is begun, but the lock is
+        tried again and again: waits that nobody ends must not add up. Raises StoreUnavailable if a
+        wait cannot begin.
         """
-        if self.try_acquire():
-            return True
+        until = time.monotonic() + seconds
+        while not self.try_acquire():
+            left = until - time.monotonic()
+            earlier = _given_up.get(self._inode)
+            if earlier is None or not earlier.is_on:
+                return self._wait_within(left)
+            if left <= 0:
+                return False
+            time.sleep(min(left, TRY_SECONDS))
+        return True
+
+    def _wait_within(self, seconds: float) -> bool:
         try:
             wait = self.wait = Wait(self._descriptor)
         except OSError as error:
             raise lock_error(self._path, error) from error
         try:
             wait.begin()
-            return wait.has_ended_within(seconds)
+            has_lock = wait.has_ended_within(seconds)
+            if not has_lock:
+                _given_up[self._inode] = wait
+            return has_lock
         except BaseException as error:
-            if not wait.give_up():
+            if wait.give_up():
+                _given_up[self._inode] = wait
+            else:
                 self.release()
             if isinstance(error, RuntimeError):
                 self.wait = None
@@ -129,6 +150,19 @@ class Wait:
             self.file.close()
         finally:
             self._is_over = True
+
+
+_given_up: WeakValueDictionary[tuple[int, int], Wait] = WeakValueDictionary()
+"""The last wait for each file that was given up; its thread refers to it until it ends."""
+
+
+def _forget_in_child() -> None:
+    for wait in _given_up.values():
+        wait.file.close()
+    _given_up.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
 
 
 class SideLock:
