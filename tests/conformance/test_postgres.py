@@ -25,12 +25,16 @@ from holdfast.kernel.driver import Hooks, Trace
 from holdfast.kernel.postgres import PostgresDriver
 from holdfast.kernel.postgres.connections import CONNECTIONS_MAX
 from holdfast.kernel.postgres.followers import OtherListeners
+from holdfast.kernel.postgres.pipeline import Message
 from holdfast.kernel.postgres.transactions import BACKOFF_SECONDS_MAX, _pause
 from holdfast.kernel.postgres.tree_queues import queue_of
 from holdfast.testing.conformance import CASES
 from holdfast.testing.nouns import Counter, Setup
 from holdfast.testing.subject import Case, Colour, Subject
 from tests.internals import engine_of
+
+POOL_SIZE = 4
+PREPARED = "SELECT name, statement FROM pg_prepared_statements WHERE name LIKE 'holdfast%'"
 
 
 @pytest.fixture
@@ -368,7 +372,8 @@ def pooler(postgres_dsn: str, tmp_path_factory: pytest.TempPathFactory) -> Itera
     settings.write_text(
         f"[databases]\n* = host={info['host']} port={info.get('port', 5432)} user={user}\n"
         f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nauth_type = any\n"
-        "pool_mode = transaction\ndefault_pool_size = 4\nunix_socket_dir =\nmax_client_conn = 200\n"
+        f"pool_mode = transaction\ndefault_pool_size = {POOL_SIZE}\n"
+        "unix_socket_dir =\nmax_client_conn = 200\n"
     )
     command = [program, str(settings)]
     if os.geteuid() == 0:
@@ -409,3 +414,28 @@ def test_every_case_behind_a_pooler(
             await subject.close()
 
     asyncio.run(run())
+
+
+def test_no_two_statements_are_prepared_under_one_name(where: dict[str, Any]) -> None:
+    """An old pooler lets one client run what another has prepared on the same connection."""
+    texts: dict[str, set[str]] = {}
+    for first, second in (("add", "value"), ("value", "add")):
+        with holdfast.open(**where) as store:
+            getattr(Counter(store), first)()
+            getattr(Counter(store), second)()
+            (link,) = engine_of(store).connections.idle
+            for row in link.run([Message(PREPARED)], 60)[0].rows:
+                texts.setdefault(row["name"], set()).add(row["statement"])
+    assert len(texts) > 2
+    assert all(len(found) == 1 for found in texts.values())
+
+
+def test_a_pooler_without_prepared_statements_says_what_to_do(
+    pooler: str, ready_namespace: str
+) -> None:
+    def open_often() -> None:
+        for _ in range(POOL_SIZE + 1):
+            holdfast.open(f"{pooler}?listen=off", namespace=ready_namespace).close()
+
+    with pytest.raises(holdfast.StoreError, match="add `prepare=off` to the URL"):
+        open_often()

@@ -16,6 +16,7 @@ from ...errors import (
 
 _FULL = ("53100",)
 _BUSY = ("55P03", "57014", "53300")
+_NOT_PREPARED = ("26000", "42P05")
 
 
 def is_connection_lost(error: Exception) -> bool:
@@ -47,6 +48,11 @@ def translate(error: psycopg.Error) -> HoldfastError:
         return StoreFull(f"PostgreSQL has no space left: {reason}; nothing was written")
     if state in _BUSY:
         return StoreBusy(f"PostgreSQL timed out: {reason}; nothing was written")
+    if state in _NOT_PREPARED:
+        return StoreError(
+            f"PostgreSQL reports {state}: {reason}; nothing was written. A pooler in front of it "
+            "does not support prepared statements: add `prepare=off` to the URL"
+        )
     if state.startswith("23"):
         return Refused(f"the database refused the change: {reason}")
     return StoreError(f"PostgreSQL reports {state or 'an error'}: {reason}")

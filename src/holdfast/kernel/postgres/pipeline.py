@@ -10,11 +10,11 @@ Every wait has a timeout: a server that accepts input and never answers is taken
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import select
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from itertools import count
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
@@ -84,7 +84,6 @@ class Link:
         self._prepares = prepares
         self._prepared: dict[_Key, bytes] = {}
         self._columns: dict[str, list[str]] = {}
-        self._numbers = count()
 
     def is_quiet(self) -> bool:
         """Whether the server has sent nothing; it sends something when it closes the connection."""
@@ -240,7 +239,7 @@ class Link:
             if not (self._prepares and may_prepare) or len(self._prepared) >= PREPARED_MAX:
                 self._pgconn.send_query_params(text.encode(), values, types, formats, Format.BINARY)
                 return None
-            name, made = b"holdfast_%d" % next(self._numbers), key
+            name, made = _name_of(key), key
             self._prepared[key] = name
             self._pgconn.send_prepare(name, text.encode(), types)
         self._pgconn.send_query_prepared(name, values, formats, Format.BINARY)
@@ -286,6 +285,14 @@ class Link:
             return dict(zip(names, values, strict=True))
 
         return Reply(self._transformer.load_rows(0, result.ntuples, row), result.ntuples)
+
+
+def _name_of(key: _Key) -> bytes:
+    """Return the name of a prepared statement, which no other statement has.
+
+    A pooler may let a client use what another has prepared.
+    """
+    return b"holdfast_" + hashlib.blake2b(repr(key).encode(), digest_size=16).hexdigest().encode()
 
 
 async def _ready(
