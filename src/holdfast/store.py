@@ -356,8 +356,10 @@ class AsyncStore(StoreHandle[Async]):
 
     async def close(self) -> None:
         """Finish running calls and close; a second call does nothing."""
-        await finish(asyncio.to_thread(Keeper.of(self.runtime).close))
-        await self.runtime.driver.close()
+        try:
+            await finish(asyncio.to_thread(Keeper.of(self.runtime).close))
+        finally:
+            await self.runtime.driver.close()
 
     async def __aenter__(self) -> AsyncStore:
         return self

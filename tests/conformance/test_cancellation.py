@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from typing import Any
 
 import pytest
@@ -80,3 +81,25 @@ def test_a_store_serves_only_the_loop_it_was_opened_in(place: dict[str, Any]) ->
         store = first.run(open_store())
         second.run(use(store))
         first.run(store.close())
+
+
+def test_a_cancelled_close_closes_the_store(place: dict[str, Any]) -> None:
+    async def whole() -> holdfast.AsyncStore:
+        store = await holdfast.aopen(**place)
+        counter = Counter(store)
+        await Setup(store).install()
+        await counter.plant()
+        await store.work.growth()
+        closing = asyncio.create_task(store.close())
+        await asyncio.sleep(0)
+        while closing.cancel():  # noqa: ASYNC110 - every step of it is cancelled.
+            await asyncio.sleep(0)
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        with pytest.raises(holdfast.StoreClosed):
+            await counter.add(1)
+        return store
+
+    before = threading.enumerate()
+    closed = asyncio.run(whole())
+    assert [each.name for each in threading.enumerate() if each not in before] == [], closed

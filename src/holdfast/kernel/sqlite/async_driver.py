@@ -60,10 +60,12 @@ class AsyncSqliteDriver(AsyncDriver):
 
     async def close(self) -> None:
         """Close the file."""
-        await finish(asyncio.to_thread(self._twin.close))
-        if self._timer is not None:
-            self._timer.cancel()
-        await finish(asyncio.to_thread(self._readers.shutdown))
+        try:
+            await finish(asyncio.to_thread(self._twin.close))
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+            await finish(asyncio.to_thread(self._readers.shutdown))
 
     def _wake(self, jobs: Sequence[Job]) -> None:
         """Notify the loop that a batch is done; called by the writer once per batch."""
