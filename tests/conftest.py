@@ -22,6 +22,7 @@ import pytest
 
 from holdfast.testing.proxy import PostgresProxy
 from holdfast.testing.subject import Subject
+from tests.memory import make_forks_cheap
 from tests.nats_server import NatsServer
 from tests.ready import Schemas, drop_schemas, make_ready
 
@@ -73,7 +74,7 @@ def set_for_session(name: str, value: str) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Keep the million objects that are collected tests out of every garbage collection."""
+    """Keep the million objects that are collected tests out of garbage collections and forks."""
     gc.disable()
     try:
         return (yield)
@@ -81,6 +82,7 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.collect()
         gc.freeze()
         gc.enable()
+        make_forks_cheap()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
