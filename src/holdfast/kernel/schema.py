@@ -27,9 +27,10 @@ _STATEMENT_END = re.compile(r";[ \t]*\n(?:[ \t]*\n|\Z)")
 
 FIND_MIGRATIONS = {
     "sqlite": "SELECT 1 AS found FROM sqlite_master WHERE name = 'hf_migrations'",
+    # A new connection has to read much of the catalog before it can read the view `pg_tables`.
     "postgres": (
-        "SELECT 1 AS found FROM pg_tables "
-        "WHERE schemaname = :schema AND tablename = 'hf_migrations'"
+        "SELECT 1 AS found "
+        "WHERE to_regclass(format('%I.hf_migrations', CAST(:schema AS TEXT))) IS NOT NULL"
     ),
 }
 # Several processes may open a new database at once. SQLite's write lock serialises them; on
