@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -56,6 +57,11 @@ class NatsServer:
             self._process.kill()
             self._process.wait()
             self._process = None
+
+    def freeze(self) -> None:
+        """Let it not respond any more, with its connections open."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
 
     def __enter__(self) -> NatsServer:
         self.start()

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 import time
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import holdfast
-from holdfast.mesh import Mesh, Service, TransportError
+from holdfast.mesh import Mesh, Service, TransportError, nats
 from holdfast.mesh.nats import Nats
+from holdfast.testing.subject import Colour, Subject, done
 from tests.crash.children import Child
 from tests.mesh.faulty import FaultyNats
 from tests.mesh.meshes import PLANNER, QUICK, WEATHER, is_idle, outbox, running, until
+from tests.mesh.test_couriers import couriers
 from tests.nats_server import NatsServer
 from tests.peers.test_killed_mesh import allow_retries, check, plan, planned, serve_peer
 
 # Long enough for heartbeats on a busy machine: a lease that expires uses up a retry.
 LEASE_SECONDS = 6.0
+REPLY_SECONDS = 30.0
 SERVICES = {"planner": Service("planner", plan, planned), "peer": Service("peer", serve_peer)}
 
 
@@ -50,6 +56,44 @@ def test_a_server_that_is_stopped_and_started_again_delays_and_loses_nothing(
         until(lambda: is_idle(store) and is_idle(peers), "something is left")
         assert len(peers.sessions(agent="weather", limit=100)) == 2 * len(ids)
     transport.close()
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+@pytest.mark.parametrize("is_connected", [False, True])
+def test_a_mesh_is_closed_soon_while_the_server_does_not_respond(
+    nats_server: NatsServer,
+    place: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    colour: Colour,
+    is_connected: bool,
+) -> None:
+    async def run() -> None:
+        subject = Subject(place, colour, tmp_path)
+        store: Any = await subject.open(durability="normal")
+        mesh: Mesh[Any] = Mesh(store, transport)
+        if not is_connected:
+            nats_server.freeze()
+        await done(mesh.request("nobody", request_id="first", wait_seconds=0))
+        if is_connected:
+            receiver = Nats(nats_server.url)
+            arrived = partial(receiver.receive, "agent:nobody", 1, 1.0)
+            await asyncio.to_thread(until, arrived, "the first request is not sent")
+            receiver.close()
+            nats_server.freeze()
+            await done(mesh.request("nobody", request_id="second", wait_seconds=0))
+        await asyncio.to_thread(until, lambda: len(couriers()) == 2, "no thread has begun")
+        began = time.monotonic()
+        await done(mesh.close())
+        transport.close()
+        await subject.close()
+        # A send or a fetch alone would take longer.
+        assert time.monotonic() - began < REPLY_SECONDS
+        await asyncio.to_thread(until, lambda: not couriers(), "a thread waits for ever")
+
+    monkeypatch.setattr(nats, "REPLY_SECONDS", REPLY_SECONDS)
+    transport = Nats(nats_server.url)
+    asyncio.run(run())
 
 
 def test_an_error_that_repeats_is_logged_once(

@@ -27,7 +27,7 @@ from ..kernel.threads import Thread
 from .transports import Message, TransportError, Undeliverable
 
 with required("NATS", "nats"):
-    import nats
+    from nats.aio.client import Client
     from nats.errors import MaxPayloadError
     from nats.js.api import ConsumerConfig, RetentionPolicy, StreamConfig
     from nats.js.errors import BadRequestError
@@ -36,6 +36,7 @@ T = TypeVar("T")
 
 SECONDS_MAX = 24 * 3600
 REPLY_SECONDS = 5.0
+CLOSE_SECONDS = 2.0
 # For this long the server drops messages with the same id; a later copy is a new message.
 DUPLICATES_SECONDS = 120.0
 RECONNECT_SECONDS = 0.25
@@ -199,14 +200,24 @@ class _Lines:
         self._tell_again_at = 0.0
         self.loop = asyncio.new_event_loop()
         self._opening = asyncio.Lock()
-        self._thread = Thread(self.loop.run_forever, "holdfast-nats")
+        self._thread = Thread(self._live, "holdfast-nats")
         self._thread.start()
+
+    def _live(self) -> None:
+        self.loop.run_forever()
+        # Threads wait for what is still in progress.
+        if left := asyncio.all_tasks(self.loop):
+            for task in left:
+                task.cancel()
+            self.loop.run_until_complete(asyncio.wait(left, timeout=CLOSE_SECONDS))
+        self.loop.close()
 
     def run(self, steps: Coroutine[Any, Any, T], seconds: float) -> T:
         """Run a coroutine in the loop, from another thread, for a limited time."""
         try:
             ended = asyncio.run_coroutine_threadsafe(asyncio.wait_for(steps, seconds), self.loop)
-            return ended.result()
+            # The loop may have been closed meanwhile.
+            return ended.result(seconds + CLOSE_SECONDS)
         except TransportError:
             raise
         except Exception as error:
@@ -278,8 +289,13 @@ class _Lines:
                     "error_cb": self._log_error,
                     **self._given,
                 }
-                connecting = nats.connect(**options)
-                self._connection = await asyncio.wait_for(connecting, REPLY_SECONDS)
+                connection = Client()
+                try:
+                    await asyncio.wait_for(connection.connect(**options), REPLY_SECONDS)
+                except BaseException:
+                    await connection.close()
+                    raise
+                self._connection = connection
             if not self._connection.is_connected:
                 raise TransportError("NATS cannot be reached; reconnecting")
             if self._jetstream is None:
@@ -305,12 +321,11 @@ class _Lines:
         """Close the connection, and end the thread."""
         if self._connection is not None:
             try:
-                self.run(self._connection.close(), REPLY_SECONDS)
+                self.run(self._connection.close(), CLOSE_SECONDS)
             except TransportError as error:
                 log.debug("%s", error)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
-        self.loop.close()
 
 
 class NatsDelivery:
