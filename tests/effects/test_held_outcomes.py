@@ -155,6 +155,20 @@ def test_an_interrupt_while_the_recorder_writes_loses_no_outcome(place: dict[str
         assert statuses(store) == {"a": "completed", "b": "unknown", "c": "failed"}
 
 
+@both_colours
+async def test_the_recorder_ends_with_the_store(subject: Subject) -> None:
+    def recorders() -> int:
+        return sum(each.name == "holdfast-recorder" for each in threading.enumerate())
+
+    store = await subject.open()
+    session = await done(store.session("s"))
+    for number in range(3):
+        await done(session.call_all(uses(lambda name: name, f"a{number}", f"b{number}")))
+    assert recorders() == 1
+    await done(store.close())
+    assert recorders() == 0
+
+
 def live(place: dict[str, Any], colour: Colour, say: Callable[[str], None]) -> None:
     """Make a quick call and a slow one, inside which this process is killed."""
 

@@ -179,6 +179,9 @@ OPERATIONS: dict[str, Callable[[Subject], Prepared]] = {
     "backup": lambda s: lambda: s.store.backup(s.directory / s.name()),
     "begin_and_complete": _begin_and_complete,
     "call": lambda s: lambda: s.session.call(pay, to=s.name()),
+    "call_all": lambda s: (
+        lambda: s.session.call_all([holdfast.ToolUse(pay, {"to": s.name()}) for _ in range(3)])
+    ),
     "cancel": lambda s: s.other(1).cancel,
     "claim": _claim,
     "complete": lambda s: s.item().complete,
@@ -320,8 +323,9 @@ class Checks:
         assert [each for each in found if each.level == "problem"] == []
 
     def _own_threads(self) -> int:
-        # The threads that renew leases and wake waiters begin with the first call that needs them.
-        lasting = ("holdfast-keeper", "holdfast-listener", "holdfast-poller", "holdfast-writer")
+        # These begin with the first call that needs them, and end with the store.
+        lasting = ("keeper", "listener", "poller", "recorder", "writer")
+        lasting = tuple(f"holdfast-{name}" for name in lasting)
         names = [thread.name for thread in threading.enumerate() if thread.is_alive()]
         return sum(name.startswith("holdfast") and not name.startswith(lasting) for name in names)
 

@@ -163,6 +163,37 @@ def test_artifacts_of_an_epoch_that_was_left_do_not_go_out(in_colour: InColour) 
     in_colour(case)
 
 
+def test_artifacts_of_an_epoch_that_was_left_are_in_no_later_resumption(
+    in_colour: InColour,
+) -> None:
+    async def case(subject: Subject) -> None:
+        store, _ = await opened(subject)
+        call = await done(store.request("maker"))
+        _, session = await begun(store)
+        await done(session.add_artifact("early", data="kept"))
+        kept = await done(session.save(step=1))
+        await done(session.add_artifact("report", data="left behind"))
+        await done(session.ask("helper", id="left"))
+        await done(session.pause())
+        await done(store.answer("left", 1, artifacts=[Artifact(name="of left", data=1)]))
+        _, resumption = await resume(store, "maker")
+        names = [each.name for each in resumption.artifacts]
+        assert names == ["early", "report", "of left"]
+        await done(resumption.session.rewind(kept.version))
+        await done(resumption.session.add_artifact("report", data="of the new epoch"))
+        await done(resumption.session.ask("helper", id="new"))
+        await done(resumption.session.pause())
+        await done(store.answer("new", 2, artifacts=[Artifact(name="of new", data=2)]))
+        item, again = await resume(store, "maker")
+        expected = [("early", "kept"), ("report", "of the new epoch"), ("of new", 2)]
+        assert [(each.name, each.data) for each in again.artifacts] == expected
+        assert [answer.result for answer in again.answers] == [2]
+        await done(item.complete("made"))
+        assert [(name, data) for name, _, data in await sent_with(store, call)] == expected
+
+    in_colour(case)
+
+
 def test_a_repeated_attempt_does_not_reuse_the_version_that_a_rewind_left_behind(
     in_colour: InColour,
 ) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, Protocol, TypeAlias
-from weakref import WeakValueDictionary
 
 from ..arguments import shown
 from ..dataclass import dataclass
@@ -158,7 +157,7 @@ class Ledger(PerStore):
         self.keeper = Keeper.of(runtime)
         self.tools: dict[str, Tool[..., Any]] = {}
         """The tools that this process has called, by name."""
-        self.turns: WeakValueDictionary[str, Turn] = WeakValueDictionary()
+        self.turns: dict[str, Turn] = {}
         """The turn that has issued an effect together with others, by the effect's id."""
         self._known_sessions: set[int] = set()
         """Sessions whose last call was a replay; for their next call, lookups come first."""

@@ -75,6 +75,8 @@ def call_all(
     except BaseException:
         yield from turn.abort()
         raise
+    finally:
+        turn.forget()
     return [turn.lost.get(index, answer) for index, answer in enumerate(answers)]
 
 
@@ -96,6 +98,7 @@ class _Turn:
         self._gathers = gathers
         self._ledger = calls[0].ledger
         self._issued: dict[int, tuple[Ticket, Kept]] = {}
+        self._ids: list[str] = []
         self._held: deque[_Returned] = deque()
         """Who takes an outcome from here records it: the turn, or the recorder's thread."""
         self._is_watched = False
@@ -122,6 +125,7 @@ class _Turn:
         for index, ticket in zip(acting, tickets, strict=True):
             if ticket is not None:
                 self._issued[index] = ticket, self._calls[index].keep(ticket, asked_at)
+                self._ids.append(ticket.id)
                 self._ledger.turns[ticket.id] = self
         self._issue = None
         self._note_look()
@@ -255,6 +259,11 @@ class _Turn:
                 yield from perform_to_the_end(Ledger.finish_all, self._ledger, given)
         for each in returned:
             self._ledger.keeper.drop(each.kept)
+
+    def forget(self) -> None:
+        """Be found by no other caller any more."""
+        for id in self._ids:
+            self._ledger.turns.pop(id, None)
 
     def make_way(self, id: str) -> Flow[None]:
         """Let another caller look for one of the effects; see `Turn`."""

@@ -17,7 +17,6 @@ import os
 import threading
 import time
 from pathlib import Path
-from weakref import WeakValueDictionary
 
 from ...errors import StoreUnavailable
 from ..threads import Latch, Thread
@@ -152,8 +151,8 @@ class Wait:
             self._is_over = True
 
 
-_given_up: WeakValueDictionary[tuple[int, int], Wait] = WeakValueDictionary()
-"""The last wait for each file that was given up; its thread refers to it until it ends."""
+_given_up: dict[tuple[int, int], Wait] = {}
+"""The last wait for each file that was given up."""
 
 
 def _forget_in_child() -> None:
