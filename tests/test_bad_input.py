@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -565,16 +565,26 @@ def test_a_place_where_no_file_can_be(
 AS_NOBODY = """
 import json, os, sys
 import holdfast
+mode, *urls = sys.argv[1:]
+# What Python itself loads on the way may not be readable to others.
+holdfast.open(urls[-1], mode="read").close()
 if os.getuid() == 0:
     os.setgroups([]); os.setgid(65534); os.setuid(65534)
-for url in sys.argv[1:]:
+for url in urls:
     try:
-        holdfast.open(url).close()
+        holdfast.open(url, mode=mode).close()
     except holdfast.HoldfastError as error:
         print(json.dumps([type(error).__name__, str(error)]))
     else:
         print(json.dumps(["opened", url]))
 """
+
+
+def opened_by_nobody(mode: str, directory: Path, names: Sequence[str]) -> list[list[str]]:
+    command = [sys.executable, "-c", AS_NOBODY, mode]
+    command += [f"sqlite:///{directory}/{name}.db" for name in names]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def test_a_place_that_others_own() -> None:
@@ -584,21 +594,34 @@ def test_a_place_that_others_own() -> None:
         made(directory / "shared.db").chmod(0o644)
         (directory / "closed").mkdir(mode=0o700)
         made(directory / "closed" / "a.db")
+        made(directory / "ours.db")
+        if os.getuid() == 0:
+            for file in directory.glob("ours.db*"):
+                os.chown(file, 65534, 65534)
         directory.chmod(0o555)
         before = contents(directory)
-        urls = [
-            f"sqlite:///{directory}/{name}.db" for name in ("new", "private", "shared", "closed/a")
-        ]
-        done = subprocess.run(
-            [sys.executable, "-c", AS_NOBODY, *urls], capture_output=True, text=True, check=True
-        )
-        denied = 'Permission denied; to only read the store, use mode="read"'
-        unable = "cannot be used: unable to open database file; nothing was written"
-        assert [json.loads(line) for line in done.stdout.splitlines()] == [
+        names = ("new", "private", "shared", "closed/a", "ours")
+        private = directory / "private.db"
+        only_read = 'to only read the store, use mode="read"'
+        unreadable = f"cannot be used: no permission to read {private}; nothing was written"
+        unwritable = f"cannot be used: no permission to write to {directory}; {only_read}"
+        assert opened_by_nobody("write", directory, names) == [
             ["StoreUnavailable", f"cannot create {directory}/new.db: Permission denied"],
-            ["StoreUnavailable", f"{directory}/private.db {unable}"],
-            ["StoreUnavailable", f"cannot open the lock file {directory}/shared.db-lock: {denied}"],
+            ["StoreUnavailable", f"{private} {unreadable}"],
+            [
+                "StoreUnavailable",
+                f"cannot open the lock file {directory}/shared.db-lock: Permission denied; "
+                f"{only_read}",
+            ],
             ["StoreUnavailable", f"cannot create {directory}/closed/a.db: Permission denied"],
+            ["StoreUnavailable", f"{directory}/ours.db {unwritable}; nothing was written"],
+        ]
+        denied = "cannot be used: Permission denied; nothing was written"
+        assert opened_by_nobody("read", directory, names[1:]) == [
+            ["StoreUnavailable", f"{private} {unreadable}"],
+            ["opened", f"sqlite:///{directory}/shared.db"],
+            ["StoreUnavailable", f"{directory}/closed/a.db {denied}"],
+            ["opened", f"sqlite:///{directory}/ours.db"],
         ]
         assert contents(directory) == before
     finally:

@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, StoreUnavailable
 from .driver import AsyncDriver, Driver, Settings, SyncDriver
 from .operation import Call
 from .schema import SchemaOps, is_behind
@@ -72,7 +72,12 @@ def existing(target: SqliteTarget) -> Path:
     """Return the path of a file that exists; refuse a temporary store, which never does."""
     if target.path is None:
         raise InvalidArgument("sqlite:// is a new temporary store each time; name a file")
-    if not os.path.exists(target.path):
+    try:
+        os.stat(target.path)
+    except PermissionError as error:
+        reason = f"{target.path} cannot be used: {error.strerror}; nothing was written"
+        raise StoreUnavailable(reason) from None
+    except OSError:
         is_behind(0, where=str(target.path), allowed=False)
     return target.path
 

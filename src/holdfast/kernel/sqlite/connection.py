@@ -280,8 +280,22 @@ def translate(error: apsw.Error, path: Path) -> HoldfastError:
     if isinstance(error, apsw.ConstraintError):
         return Refused(f"the database refused the change: {error}")
     if isinstance(error, _UNREACHABLE):
-        return StoreUnavailable(f"{path} cannot be used: {error}; nothing was written")
+        reason = _denied(error, path) or str(error)
+        return StoreUnavailable(f"{path} cannot be used: {reason}; nothing was written")
     return StoreError(f"SQLite reports for {path}: {error}")
+
+
+def _denied(error: apsw.Error, path: Path) -> str | None:
+    """Return which permission is missing, if that is why SQLite cannot open or write a file."""
+    if isinstance(error, apsw.CantOpenError):
+        for file in files_of(path)[:4]:
+            if file.exists() and not os.access(file, os.R_OK):
+                return f"no permission to read {file}"
+    if isinstance(error, apsw.ReadOnlyError):
+        for place in (path, path.parent):
+            if not os.access(place, os.W_OK):
+                return f'no permission to write to {place}; to only read the store, use mode="read"'
+    return None
 
 
 def _lacks_shared_memory(error: apsw.Error) -> bool:
