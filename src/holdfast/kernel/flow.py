@@ -400,7 +400,7 @@ def _invoke(step: Invoke) -> Any:
         context = contextvars.copy_context()
         try:
             result = context.run(step.call)
-        except GeneratorExit as error:
+        except (StopIteration, GeneratorExit) as error:
             raise _not_thrown(step.function, error) from error
     else:
         result = _result_within(step.timeout_seconds, step)
