@@ -861,6 +861,16 @@ def closes_it_half_way(tx: holdfast.Transaction) -> Any:
     adding.close()
 
 
+def loops_over_it(tx: holdfast.Transaction) -> Any:
+    for command in Counter(tx).add():  # noqa: UP028 - that is the mistake.
+        yield command
+
+
+def lists_it(tx: holdfast.Transaction) -> Any:
+    yield from Counter(tx).value()
+    list(Counter(tx).add())
+
+
 def returns(tx: holdfast.Transaction) -> Any:
     return 3
 
@@ -879,13 +889,16 @@ def returns(tx: holdfast.Transaction) -> Any:
          "Counter.add was called inside store.run without `yield from`; nothing was written"),
         (leaves_it_half_way, HALF_WAY),
         (closes_it_half_way, HALF_WAY),
+        (loops_over_it, HALF_WAY),
+        (lists_it, HALF_WAY),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )  # fmt: skip
 def test_run_refuses_what_is_no_generator_of_operations(
     function: Any, message: str, store: holdfast.Store, place: dict[str, Any], tmp_path: Path
 ) -> None:
-    not_run = {forgets_to_yield, leaves_it_half_way, closes_it_half_way}
+    half_way = {leaves_it_half_way, closes_it_half_way, loops_over_it, lists_it}
+    not_run = {forgets_to_yield, *half_way}
     error = OperationNotRun if function in not_run else InvalidArgument
     with refused(error, message, tmp_path):
         store.run(function)

@@ -17,14 +17,19 @@ from .operation import (
     Decide,
     Deferred,
     Emit,
+    FreshId,
     Op,
     Query,
     R,
     Row,
+    TryLock,
 )
 
 CHANGES = re.compile(r"\b(INSERT|UPDATE|DELETE)\b")
 LOCKS = re.compile(r"\bFOR (NO KEY )?UPDATE\b")
+
+
+_ANSWERED = (*SINGLE, TryLock, Batch, Decide, FreshId)
 
 
 class Composition:
@@ -86,6 +91,9 @@ class Composition:
                 self._failed_halfway = _not_run_to_its_end(call.name)
                 body.throw(error)
                 raise
+            if answer is None and isinstance(command, _ANSWERED):
+                # A loop over the operation passes its commands on, but not their answers.
+                raise _not_run_to_its_end(call.name)
             has_written = has_written or _has_changed(command, answer)
 
 
