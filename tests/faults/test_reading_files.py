@@ -132,17 +132,26 @@ def test_a_read_only_file_system(path: Path, disk: Path, beside: str) -> None:
         holdfast.open(f"sqlite:///{path}")
 
 
-@pytest.mark.parametrize("beside", ["nothing", "log and memory"])
+@pytest.mark.parametrize("beside", ["nothing", "log", "log and memory", "failed write"])
 def test_a_full_file_system(path: Path, disk: Path, beside: str) -> None:
-    if beside == "nothing":
-        fill(path)
-    else:
+    if beside.startswith("log"):
         leave(path)
+    else:
+        fill(path)
+    if beside == "log":
+        path.with_name("store.db-shm").unlink()
     with (disk / "filling").open("wb", buffering=0) as filling, suppress(OSError):
         while True:
             filling.write(bytes(4096))
     assert shutil.disk_usage(disk).free == 0
+    if beside == "failed write":
+        with pytest.raises(holdfast.StoreFull):
+            holdfast.open(f"sqlite:///{path}")
     assert ids(path) == ["s"]
+    (disk / "filling").unlink()
+    with holdfast.open(f"sqlite:///{path}") as store:
+        store.session("t")
+    assert ids(path) == ["s", "t"]
 
 
 @pytest.mark.parametrize("is_live", [False, True], ids=["at rest", "live"])

@@ -267,7 +267,7 @@ _UNREACHABLE = (
 
 def translate(error: apsw.Error, path: Path) -> HoldfastError:
     """Return our error for one of SQLite's."""
-    if isinstance(error, apsw.FullError) or _lacks_shared_memory(error):
+    if isinstance(error, apsw.FullError) or lacks_shared_memory(error):
         # For a failed backup SQLite's message is "not an error".
         reason = "" if str(error).endswith("not an error") else f": {error}"
         return StoreFull(f"no space left for {path}{reason}; nothing was written")
@@ -298,7 +298,7 @@ def _denied(error: apsw.Error, path: Path) -> str | None:
     return None
 
 
-def _lacks_shared_memory(error: apsw.Error) -> bool:
+def lacks_shared_memory(error: apsw.Error) -> bool:
     """Whether the shared-memory file could not grow because the disk is full."""
     return getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_SHMSIZE
 

@@ -28,6 +28,7 @@ from .connection import (
     BUSY_MS,
     IDLE_READERS_MAX,
     STATEMENTS_CACHED,
+    lacks_shared_memory,
     require_place,
     require_store,
     translate,
@@ -48,7 +49,7 @@ class View:
 
     connection: apsw.Connection
 
-    def __init__(self, path: Path, vfs: str | None) -> None:
+    def __init__(self, path: Path, vfs: str | None, *, may_share: bool = True) -> None:
         self._path = path
         self._vfs = vfs
         self._names = [f"{path}{suffix}" for suffix in ("", "-wal", "-shm", "-journal")]
@@ -58,7 +59,7 @@ class View:
         """Whether it uses SQLite's locks; otherwise the files must not change meanwhile."""
         if self._wal is not None:
             # Without a shared-memory file that exists or can be created, nobody is writing.
-            can_share = shm is not None or os.access(path.parent, os.W_OK)
+            can_share = may_share and (shm is not None or os.access(path.parent, os.W_OK))
             self.is_shared = can_share or vfs is not None
 
     def outlast_tick(self) -> None:
@@ -83,8 +84,10 @@ class View:
         except BaseException:
             self.connection.close()
             raise
-        if self.is_shared:
-            self._seen = self._look()
+        found = self._look()
+        # Run by root, SQLite sets the owner of a log that it opens, which changes no content.
+        if self.is_shared or (is_alone and _contents(found) == _contents(self._seen)):
+            self._seen = found
 
     def _configure(self, *, is_alone: bool) -> None:
         connection = self.connection
@@ -124,6 +127,11 @@ class View:
         """Return which files exist and, if they must not change, also their last change."""
         found = [file_status(name) for name in self._names]
         return [each and each[:2] for each in found[:3]] if self.is_shared else found
+
+
+def _contents(found: list[FileStatus]) -> list[FileStatus]:
+    """Return the status of files without the time of the last change of their owner or mode."""
+    return [each and each[:-1] for each in found]
 
 
 class SqliteReader(open_file.OpenFile):
@@ -235,10 +243,14 @@ class SqliteReader(open_file.OpenFile):
     def _open(self) -> View:
         view = View(self.path, self._vfs)
         try:
-            # Before opening for writing, only the format is read.
-            if self.settings.mode == "read":
-                view.outlast_tick()
-            view.open()
+            try:
+                self._connect(view)
+            except apsw.IOError as error:
+                if not (view.is_shared and lacks_shared_memory(error)):
+                    raise
+                # The disk is full, and nobody has shared memory for the log.
+                view = View(self.path, self._vfs, may_share=False)
+                self._connect(view)
         except apsw.Error as error:
             if not view.is_sound:
                 raise _Torn from error
@@ -257,6 +269,12 @@ class SqliteReader(open_file.OpenFile):
             if self.settings.mode == "read" and not self.settings.is_clock_virtual:
                 self._clock = seen_clock(partial(self._ask, view.connection)) or self._clock
         return view
+
+    def _connect(self, view: View) -> None:
+        # Before opening for writing, only the format is read.
+        if self.settings.mode == "read":
+            view.outlast_tick()
+        view.open()
 
     def _ask(self, connection: apsw.Connection, call: Call[R]) -> R:
         execution = Execution(call, self.settings.services)
