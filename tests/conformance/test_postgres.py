@@ -60,6 +60,53 @@ def test_within_joins_the_callers_transaction(where: dict[str, Any]) -> None:
         assert [event.position for event in store.events("root")] == [1]
 
 
+def test_threads_take_turns_inside_the_callers_transaction(where: dict[str, Any]) -> None:
+    def add(inside: Any) -> None:
+        inside.add()
+        # This one is rolled back, which undoes nothing but itself.
+        with pytest.raises(holdfast.InvalidArgument, match="above the limit"):
+            inside.add_below(0)
+
+    with (
+        holdfast.open(**where) as store,
+        psycopg.connect(where["url"]) as connection,
+        ThreadPoolExecutor(4) as threads,
+    ):
+        inside = [Counter(store.within(connection)) for _ in range(20)]
+        list(threads.map(add, inside))
+        connection.commit()
+        assert Counter(store).value() == len(inside)
+
+
+def test_tasks_take_turns_inside_the_callers_transaction(where: dict[str, Any]) -> None:
+    async def body() -> None:
+        async with (
+            holdfast.aopen(**where) as store,
+            await psycopg.AsyncConnection.connect(where["url"]) as connection,
+        ):
+            inside = [Counter(store.within(connection)) for _ in range(8)]
+            await asyncio.gather(*(each.add(1) for each in inside))
+            await connection.commit()
+            assert await Counter(store).value() == len(inside)
+
+    asyncio.run(body())
+
+
+def test_a_call_in_a_transaction_that_has_failed_or_is_gone(where: dict[str, Any]) -> None:
+    with holdfast.open(**where) as store, psycopg.connect(where["url"]) as connection:
+        inside = Counter(store.within(connection))
+        with pytest.raises(psycopg.errors.UndefinedTable):
+            connection.execute("SELECT * FROM nothing")
+        with pytest.raises(holdfast.InvalidArgument, match="has failed; roll it back"):
+            inside.add(1)
+        connection.rollback()
+        connection.execute("SELECT 1")
+        with psycopg.connect(where["url"], autocommit=True) as other:
+            other.execute("SELECT pg_terminate_backend(%s)", (connection.info.backend_pid,))
+        with pytest.raises(holdfast.StoreUnavailable):
+            inside.add(1)
+
+
 def test_a_refused_operation_inside_leaves_the_callers_transaction_usable(
     where: dict[str, Any],
 ) -> None:

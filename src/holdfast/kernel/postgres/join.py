@@ -1,10 +1,17 @@
-"""Running operations inside the caller's transaction: no commit, no retry."""
+"""Running operations inside the caller's transaction: no commit, no retry.
+
+Calls on one connection are made one after the other: each has a savepoint, and rolling back to it
+would undo what another has written since.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
+from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg.pq import TransactionStatus
@@ -19,6 +26,9 @@ from .pipeline import DriverStep, Message, Reply, Send
 from .transactions import Transactions
 
 R = TypeVar("R")
+
+_turns: WeakKeyDictionary[psycopg.Connection[Any], threading.RLock] = WeakKeyDictionary()
+_async_turns: WeakKeyDictionary[psycopg.AsyncConnection[Any], asyncio.Lock] = WeakKeyDictionary()
 
 
 class JoinedDriver(SyncDriver):
@@ -36,7 +46,9 @@ class JoinedDriver(SyncDriver):
         self.transactions = Transactions(schema, settings)
 
     def _execute(self, call: Call[R]) -> R:
-        return drive(self.transactions.join(self.connection, call), self._perform)
+        with _turns.setdefault(self.connection, threading.RLock()):
+            require_unfailed(self.connection)
+            return drive(self.transactions.join(self.connection, call), self._perform)
 
     def _perform(self, step: DriverStep) -> Any:
         assert isinstance(step, Send)
@@ -74,8 +86,11 @@ class AsyncJoinedDriver(AsyncDriver):
 
     async def run(self, call: Call[R]) -> R:
         """Run a call; the caller's COMMIT makes it durable."""
-        steps = self._twin.transactions.join(self._twin.connection, call)
-        return await drive_async(steps, self._perform)
+        connection = self._twin.connection
+        async with _async_turns.setdefault(connection, asyncio.Lock()):
+            require_unfailed(connection)
+            steps = self._twin.transactions.join(connection, call)
+            return await drive_async(steps, self._perform)
 
     async def _perform(self, step: DriverStep) -> Any:
         assert isinstance(step, Send)
@@ -102,14 +117,19 @@ def require_transaction(connection: Any, wanted: type[Any]) -> None:
         )
     if connection.closed:
         raise InvalidArgument("within() needs an open connection; this one is closed")
+    require_unfailed(connection)
     status = connection.info.transaction_status
-    if status == TransactionStatus.INERROR:
-        raise InvalidArgument("within() cannot join a transaction that has failed; roll it back")
     is_ready = status == TransactionStatus.INTRANS or (
         status == TransactionStatus.IDLE and not connection.autocommit
     )
     if not is_ready:
         raise InvalidArgument("within() needs a connection that is in a transaction; begin one")
+
+
+def require_unfailed(connection: Any) -> None:
+    """Refuse a transaction that can only be rolled back."""
+    if connection.info.transaction_status == TransactionStatus.INERROR:
+        raise InvalidArgument("within() cannot join a transaction that has failed; roll it back")
 
 
 def send(connection: Any, messages: Sequence[Message]) -> list[Reply]:

@@ -161,7 +161,10 @@ class Transactions:
         execution = Execution(call, self.settings.services)
         execution.advance()
         release = Message("RELEASE SAVEPOINT holdfast")
-        shown = yield Send(connection, [Message("SHOW transaction_isolation")])
+        try:
+            shown = yield Send(connection, [Message("SHOW transaction_isolation")])
+        except psycopg.Error as error:
+            raise translate(error) from error
         isolation = shown[0].rows[0]["transaction_isolation"]
         if isolation != "read committed":
             raise InvalidArgument(
