@@ -6,7 +6,7 @@ import apsw
 import pytest
 
 from holdfast.kernel.operation import Query
-from holdfast.kernel.sql import Dialect
+from holdfast.kernel.sql import Dialect, _rewritten
 from holdfast.kernel.sqlite.transactions import fetch
 
 sqlite = Dialect(None)
@@ -39,6 +39,16 @@ def rewritten(sql: str) -> str:
 )
 def test_postgres_text(sql: str, expected: str) -> None:
     assert rewritten(sql) == expected
+
+
+def test_each_store_has_its_schema_and_its_columns_in_a_text_that_was_rewritten_once() -> None:
+    sql = "SELECT a FROM hf_shared WHERE a < :now"
+    done = _rewritten.cache_info().misses
+    one, other = (Dialect(schema).statement(sql) for schema in ("one", "other"))
+    assert _rewritten.cache_info().misses == done + 1
+    assert one.text == 'SELECT a FROM "one".hf_shared WHERE a < "one".hf_now()'
+    assert other.text == 'SELECT a FROM "other".hf_shared WHERE a < "other".hf_now()'
+    assert one.columns is not other.columns
 
 
 def test_sqlite_takes_the_text_as_it_is() -> None:

@@ -42,6 +42,9 @@ _TYPES = {
 }
 _CHANGES = re.compile(r"\s*(INSERT|UPDATE|DELETE)\b", re.IGNORECASE)
 _READS = re.compile(r"\s*SELECT\b", re.IGNORECASE)
+# Stands for the schema in a text that the stores of a process share; no SQL text contains it.
+_SCHEMA = "\0"
+_TEXTS_KEPT = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +78,15 @@ class Dialect:
 
     def _compile(self, sql: str) -> Statement:
         if self.schema is None:
-            # SQLite numbers names in the order in which they first appear.
-            found = (token["parameter"] for token in _TOKEN.finditer(sql))
-            text, names = sql, list(dict.fromkeys(name for name in found if name is not None))
+            text, names = sql, _names(sql)
         else:
-            rewriter = _Rewriter(self.schema)
-            text, names = rewriter.rewrite(sql), rewriter.parameters
+            text, names = _rewritten(sql)
+            text = text.replace(_SCHEMA, f'"{self.schema}"')
         may_change = _READS.match(text) is None
         counts_changes = _CHANGES.match(text) is not None
         return Statement(
             text=text,
-            parameters=tuple(names),
+            parameters=names,
             may_change=may_change,
             counts_changes=counts_changes,
             is_uncounted=may_change and not counts_changes,
@@ -101,9 +102,22 @@ def _taker(names: Sequence[str]) -> Callable[[Mapping[str, object]], tuple[objec
     return lambda parameters: tuple(parameters[name] for name in names)
 
 
+@functools.lru_cache(_TEXTS_KEPT)
+def _names(sql: str) -> tuple[str, ...]:
+    """Return the parameters as SQLite numbers them: in the order in which they first appear."""
+    found = (token["parameter"] for token in _TOKEN.finditer(sql))
+    return tuple(dict.fromkeys(name for name in found if name is not None))
+
+
+@functools.lru_cache(_TEXTS_KEPT)
+def _rewritten(sql: str) -> tuple[str, tuple[str, ...]]:
+    """Return the text for PostgreSQL, without the schema, and its parameters."""
+    rewriter = _Rewriter()
+    return rewriter.rewrite(sql), tuple(rewriter.parameters)
+
+
 class _Rewriter:
-    def __init__(self, schema: str) -> None:
-        self.schema = schema
+    def __init__(self) -> None:
         self.parameters: list[str] = []
 
     def rewrite(self, sql: str) -> str:
@@ -117,11 +131,11 @@ class _Rewriter:
             case "line_comment" | "comment" | "hint":
                 return " "
             case "parameter" if token["parameter"] == "now":
-                return f'"{self.schema}".hf_now()'
+                return f"{_SCHEMA}.hf_now()"
             case "parameter":
                 return self._number(token["parameter"])
             case "name":
-                return f'"{self.schema}".{found}'
+                return f"{_SCHEMA}.{found}"
             case "type":
                 return _TYPES[found]
             case _:
