@@ -33,8 +33,14 @@ demo: $(VENV)/core ## Show the main job on SQLite
 	$(BIN)/holdfast demo
 
 .PHONY: test
-test: lint pooler browser ## Check the code and run every test against real databases
+test: style pooler browser ## Check the code and run every test against real databases
+	@$(MAKE) --jobs=2 mypy pyright compiled
 	$(BIN)/pytest $(PYTEST_ARGS)
+
+# Without it, each worker compiles all tests and libraries, at the same time as the others.
+.PHONY: compiled
+compiled: $(VENV)/dev
+	@HOLDFAST_TEST_POSTGRES=none $(BIN)/pytest --collect-only -qq >/dev/null 2>&1 || true
 
 .PHONY: check
 check: style mypy ## Check style and types, and run a quick part of the tests on SQLite
