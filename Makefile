@@ -14,8 +14,8 @@ QUICK = $(addprefix tests/,test_project.py docs/test_reference.py docs/test_link
 	unit/test_redaction.py unit/test_sql.py unit/test_tools.py checkpoints/test_rules.py \
 	effects/test_ledger.py effects/test_outcomes.py work/test_rules.py faces/test_cli_effects.py)
 
-# Peers have an environment of their own; the kernel, growth and pages are measured without it.
-BENCH_ALONE = $(if $(filter checkpoints effects killed state work,$(BENCH_ARGS)),,$(filter kernel growth pages,$(BENCH_ARGS)))
+# Peers have an environment of their own; what measures Holdfast alone does without it.
+BENCH_ALONE = $(if $(filter checkpoints effects killed mesh server state work worlds,$(BENCH_ARGS)),,$(filter beside costs exports growth kernel pages steady writers,$(BENCH_ARGS)))
 BENCH_VENV = $(if $(BENCH_ALONE),$(VENV)/dev,.venv-peers/ready)
 
 # A name on the path is not enough: it may be a launcher without a Python behind it.

@@ -22,7 +22,7 @@ import holdfast
 from holdfast.testing.faults import Fault, FaultyDisk, FileOperation, FileRole
 from holdfast.testing.nouns import Counter
 from holdfast.testing.power import PowerLog
-from tests.faults.workload import Clients, each_connection, read_file, together
+from tests.faults.workload import Clients, moving_the_log_every, read_file, together
 from tests.internals import engine_of
 
 Report = Callable[[str], None]
@@ -263,7 +263,7 @@ def test_a_commit_whose_checkpoint_fails_was_made(tmp_path: Path, template: Path
     for doubtful in (False, True):
         place = tmp_path / str(doubtful)
         place.mkdir()
-        with each_connection(place / "live.db", wal_autocheckpoint=1), ExitStack() as stack:
+        with moving_the_log_every(1), ExitStack() as stack:
             scene = Scene(stack, place, template, doubtful=doubtful)
             for _ in range(8):
                 fault = scene.disk.fail_on("sync", file="db")

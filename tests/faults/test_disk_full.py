@@ -22,6 +22,7 @@ from holdfast.testing.nouns import Counter, Queue
 from tests.faults.workload import (
     Clients,
     each_connection,
+    moving_the_log_every,
     prepare,
     read_file,
     together,
@@ -125,7 +126,7 @@ def test_with_no_room_for_the_log_every_call_says_so_until_there_is_room(
 ) -> None:
     clients = ready(path)
     with (
-        each_connection(path, wal_autocheckpoint=8),
+        moving_the_log_every(8),
         holdfast.open(f"sqlite:///{path}?vfs={disk.vfs_name}") as store,
     ):
         clients.add(store)

@@ -15,7 +15,14 @@ from holdfast.kernel.driver import Durability, Hooks, Point
 from holdfast.store import check
 from holdfast.testing.nouns import Counter
 from holdfast.testing.power import Image, PowerLog
-from tests.faults.workload import Clients, each_connection, found_in, prepare, read_file, together
+from tests.faults.workload import (
+    Clients,
+    found_in,
+    moving_the_log_every,
+    prepare,
+    read_file,
+    together,
+)
 
 Report = Callable[[str], None]
 
@@ -44,7 +51,7 @@ def live(path: Path, durability: Durability, rounds: int) -> PowerLog:
         if point.boundary == "commit" and point.moment == "after":
             commits.append(point.call)
 
-    with each_connection(path, wal_autocheckpoint=PAGES_PER_CHECKPOINT), PowerLog() as log:
+    with moving_the_log_every(PAGES_PER_CHECKPOINT), PowerLog() as log:
         clients = Clients(path.parent / "history")
         clients.on_outcome = lambda outcome, id: log.mark("acknowledged", id)
         url = f"sqlite:///{path}?vfs={log.vfs_name}"

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -81,6 +82,41 @@ def test_a_writer_that_waits_is_not_overtaken_by_the_one_before_it(path: Path) -
     assert overtakes == TURNS * [False]
 
 
+def test_a_writer_that_found_the_lock_taken_is_next(path: Path) -> None:
+    first, second = SideLock(path), SideLock(path)
+    assert first.try_acquire()
+    assert not second.try_acquire(keeps_turn=True)
+    first.release()
+    assert not first.try_acquire()
+    second.acquire()
+    second.release()
+    assert first.try_acquire()
+    assert not second.try_acquire()
+    first.release()
+    assert first.try_acquire()
+    for lock in (first, second):
+        lock.close()
+
+
+def test_a_call_that_was_interrupted_before_it_was_queued_does_not_stay_next(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_: object) -> None:
+        assert is_taken(turn)
+        raise KeyboardInterrupt
+
+    other, turn = SideLock(path), beside(path, "turn")
+    with holdfast.open(f"sqlite:///{path}") as store:
+        assert other.try_acquire()
+        monkeypatch.setattr(engine_of(store), "_run_queued", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            Counter(store).add()
+        assert not is_taken(turn)
+        other.release()
+    for lock in (other, turn):
+        lock.close()
+
+
 def test_a_process_that_was_stopped_while_it_waits_keeps_nobody_from_writing(path: Path) -> None:
     with holdfast.open(f"sqlite:///{path}") as store:
         session = store.session("s")
@@ -120,10 +156,11 @@ def test_a_process_rests_for_as_long_as_it_has_written(path: Path) -> None:
 def test_it_rests_only_if_others_want_to_write(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def sleep(seconds: float) -> None:
         rests.append(seconds)
+        assert not is_taken(turn)
         other.release()
 
     rests: list[float] = []
-    other = SideLock(path)
+    other, turn = SideLock(path), beside(path, "turn")
     with holdfast.open(f"sqlite:///{path}") as store:
         writer = engine_of(store).writer
         monkeypatch.setattr("holdfast.kernel.sqlite.driver.time.sleep", sleep)
@@ -135,6 +172,51 @@ def test_it_rests_only_if_others_want_to_write(path: Path, monkeypatch: pytest.M
         Counter(store).add()
         (seconds,) = rests
         assert seconds > LINGER_SECONDS
+    for lock in (other, turn):
+        lock.close()
+
+
+def test_who_waits_for_the_disk_or_a_processor_does_not_rest(path: Path) -> None:
+    def wait(tx: holdfast.Transaction) -> holdfast.Op[None]:
+        yield from Counter(tx).add()
+        time.sleep(LINGER_SECONDS)
+
+    with holdfast.open(f"sqlite:///{path}") as store:
+        store.run(wait)
+        before = engine_of(store).writer.rest_until
+        store.run(wait)
+        assert engine_of(store).writer.rest_until == before
+
+
+def refuse_large_writes(engine: Any) -> None:
+    with pytest.raises(holdfast.StoreBusy, match=r"busy for 0\.1 seconds"):
+        engine.vacuum()
+    with pytest.raises(holdfast.StoreBusy, match=r"busy for 0\.1 seconds"), engine.bulk():
+        pass
+
+
+def test_large_writes_wait_for_the_lock_no_longer_than_others(path: Path) -> None:
+    def hold() -> None:
+        with engine.writer.mutex:
+            held.set()
+            assert released.wait(WAIT_SECONDS)
+
+    other, held, released = SideLock(path), threading.Event(), threading.Event()
+    with holdfast.open(f"sqlite:///{path}", busy_timeout_seconds=0.1) as store:
+        engine = engine_of(store)
+        assert other.try_acquire()
+        refuse_large_writes(engine)
+        other.release()
+        holding = begin(hold)
+        assert held.wait(WAIT_SECONDS)
+        refuse_large_writes(engine)
+        released.set()
+        holding.result(WAIT_SECONDS)
+        engine.vacuum()
+        with engine.bulk():
+            assert not other.try_acquire()
+        Counter(store).add()
+        assert other.try_acquire()
     other.close()
 
 

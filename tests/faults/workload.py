@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import apsw
+import pytest
 
 import holdfast
 from holdfast.codec import Codec
+from holdfast.kernel.sqlite import transactions
 from holdfast.testing import history
 from holdfast.testing.nouns import Counter, Setup
 from tests.internals import engine_of
@@ -189,6 +191,15 @@ def each_connection(path: Path, **pragmas: int) -> Iterator[dict[str, int]]:
         yield pragmas
     finally:
         apsw.connection_hooks.remove(configure)
+
+
+@contextmanager
+def moving_the_log_every(pages: int) -> Iterator[None]:
+    """Have stores move their write-ahead log into the database after that many pages."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("WAL_PAGES", "WAL_PAGES_AFTER_LONG", "WAL_PAGES_BEGUN_AGAIN"):
+            patch.setattr(transactions, name, pages)
+        yield
 
 
 def read_file(path: Path) -> list[str] | None:

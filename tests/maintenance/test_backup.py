@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 import holdfast
 from holdfast import store as store_module
+from holdfast.kernel.sqlite import connection
 
 
 def test_the_backup_of_trees_that_were_updated_is_whole(
@@ -48,3 +50,33 @@ def test_a_backup_of_a_backup_is_the_same(
         latest = store.find_session("child").latest()
         assert latest is not None
         assert latest.channels == {"log": [1, 2]}
+
+
+def test_a_backup_reaches_the_disk_in_parts_and_pauses_only_beside_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sync(descriptor: int) -> None:
+        written = os.fstat(descriptor).st_size
+        parts.append(written - sum(parts))
+        fsync(descriptor)
+
+    def write(done: int, total: int) -> None:
+        session.append("log", [done])
+
+    parts: list[int] = []
+    pauses: list[float] = []
+    fsync = os.fsync
+    with holdfast.open(f"sqlite:///{tmp_path}/live.db") as store:
+        session = store.session("s")
+        for _ in range(8):
+            session.append("log", [os.urandom(500_000).hex()])
+        monkeypatch.setattr("holdfast.kernel.sqlite.connection.os.fsync", sync)
+        monkeypatch.setattr("holdfast.kernel.sqlite.connection.time.sleep", pauses.append)
+        store.backup(tmp_path / "alone.db")
+        assert pauses == []
+        # SQLite keeps up to 2 MB before it writes them.
+        assert 0 < max(parts) <= 2 * 2**20 + connection.PAGES_PER_STEP * 4096
+        steps = len(parts)
+        assert steps > 2_000 // connection.PAGES_PER_STEP
+        store.backup(tmp_path / "beside.db", progress=write)
+    assert len(pauses) >= steps - 1

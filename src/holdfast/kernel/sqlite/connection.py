@@ -8,6 +8,7 @@ import logging
 import os
 import stat
 import threading
+import time
 from pathlib import Path
 
 import apsw
@@ -31,7 +32,10 @@ from ..schema import APPLICATION_ID
 BUSY_MS = 5_000
 STATEMENTS_CACHED = 256
 IDLE_READERS_MAX = 8
-PAGES_PER_STEP = 1_000
+# A backup is written to the disk in parts of this size, not at its end: commits of others would
+# wait until the disk has taken all of it.
+PAGES_PER_STEP = 256
+PAUSE_SECONDS_MAX = 0.1
 # SQLite's locks are not reliable on these file systems.
 NETWORK_FILE_SYSTEMS = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "fuse.sshfs", "ceph"}
 
@@ -223,19 +227,53 @@ def require_store(connection: apsw.Connection) -> None:
 def copy_pages(source: apsw.Connection, target: Path, progress: Progress | None) -> None:
     """Copy a database through SQLite's backup API."""
     copy = apsw.Connection(str(target))
+    # Closed after the copy's connection: closing it drops the locks of that file in this process.
+    with open(target, "rb") as written:
+        try:
+            # A read transaction fixes the source: writers cannot make the backup restart.
+            source.execute("BEGIN")
+            source.execute("SELECT count(*) FROM sqlite_master").fetchall()
+            with copy.backup("main", source, "main") as backup:
+                others = Others(source)
+                while not backup.done:
+                    started = time.monotonic()
+                    backup.step(PAGES_PER_STEP)
+                    _sync(written.fileno(), target)
+                    if progress is not None:
+                        progress(backup.page_count - backup.remaining, backup.page_count)
+                    if others.have_written():
+                        time.sleep(min(time.monotonic() - started, PAUSE_SECONDS_MAX))
+            copy.pragma("journal_mode", "delete")
+        finally:
+            source.execute("ROLLBACK")
+            copy.close()
+
+
+def _sync(descriptor: int, path: Path) -> None:
     try:
-        # A read transaction fixes the source: writers cannot make the backup restart.
-        source.execute("BEGIN")
-        source.execute("SELECT count(*) FROM sqlite_master").fetchall()
-        with copy.backup("main", source, "main") as backup:
-            while not backup.done:
-                backup.step(PAGES_PER_STEP)
-                if progress is not None:
-                    progress(backup.page_count - backup.remaining, backup.page_count)
-        copy.pragma("journal_mode", "delete")
-    finally:
-        source.execute("ROLLBACK")
-        copy.close()
+        os.fsync(descriptor)
+    except OSError as error:
+        raise StoreUnavailable(f"cannot write {path}: {error.strerror}") from error
+
+
+class Others:
+    """Whether others write to a database, as its write-ahead log shows."""
+
+    def __init__(self, connection: apsw.Connection) -> None:
+        self._wal = f"{connection.filename}-wal"
+        self._seen = self._look()
+
+    def have_written(self) -> bool:
+        """Whether somebody has written since the last call."""
+        seen, self._seen = self._seen, self._look()
+        return seen != self._seen
+
+    def _look(self) -> tuple[int, int] | None:
+        try:
+            found = os.stat(self._wal)
+        except OSError:
+            return None
+        return found.st_size, found.st_mtime_ns
 
 
 def vacuum(path: Path, durability: Durability, vfs: str | None) -> None:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import apsw
 
-from ...errors import StoreBusy, StoreUnavailable
+from ...errors import HoldfastError, StoreBusy, StoreUnavailable
 from ..driver import Execution, Settings
 from ..operation import Call
 from ..threads import Thread
@@ -82,7 +82,9 @@ class SqliteDriver(open_file.OpenFile):
             if self.is_closed:
                 self.require_usable()
             try:
-                if not writer.side_lock.try_acquire():
+                # Who rests lets others go first; who does not is next, and is not overtaken.
+                is_next = time.monotonic() >= writer.rest_until
+                if not writer.side_lock.try_acquire(keeps_turn=is_next):
                     return False
                 writer.commit([job])
             finally:
@@ -90,10 +92,20 @@ class SqliteDriver(open_file.OpenFile):
         finally:
             writer.mutex.release()
         self._finish(job)
+        if writer.is_wal_due:
+            self._move_wal()
         return True
+
+    def _move_wal(self) -> None:
+        """Move the write-ahead log into the database, now that nothing is locked."""
+        # What was written is durable; what is wrong with the files is told to the next call.
+        with contextlib.suppress(apsw.Error, HoldfastError), Reader(self) as connection:
+            self.writer.move_wal_beside(connection)
 
     def _let_go(self) -> None:
         """Release locks that an interrupt left held, between acquiring one and its `try`."""
+        if not self.is_closed:
+            self.writer.side_lock.release_turn()
         if self.writer.mutex._is_owned():  # type: ignore[attr-defined]
             try:
                 if not self.is_closed:
@@ -189,7 +201,7 @@ class SqliteDriver(open_file.OpenFile):
 
     def _vacuum(self, path: Path) -> None:
         try:
-            with self._locked():
+            with self._locked(self.settings.busy_timeout_seconds):
                 vacuum(path, self.settings.durability, self._vfs)
         except BaseException:
             self._let_go()
@@ -199,21 +211,31 @@ class SqliteDriver(open_file.OpenFile):
     def bulk(self) -> Iterator[apsw.Connection]:
         """Lend the writing connection for one large transaction."""
         self.require_usable()
-        with self._locked(), self.writer.lend() as connection:
+        seconds = self.settings.busy_timeout_seconds
+        with self._locked(seconds), self.writer.lend() as connection:
             yield connection
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        writer = self.writer
-        with writer.mutex:
+    def _locked(self, within: float | None = None) -> Iterator[None]:
+        """Hold both locks; raise StoreBusy if that takes longer than `within` seconds."""
+        writer, started = self.writer, time.monotonic()
+        if not writer.mutex.acquire(timeout=-1 if within is None else within):
+            raise self.busy()
+        try:
             try:
-                if not writer.side_lock.try_acquire():
+                if not writer.side_lock.try_acquire(keeps_turn=True):
                     if (seconds := writer.rest_until - time.monotonic()) > 0:
+                        writer.side_lock.release_turn()
                         time.sleep(seconds)
-                    writer.side_lock.acquire()
+                    if within is None:
+                        writer.side_lock.acquire()
+                    elif not writer.side_lock.acquire_by(started + within):
+                        raise self.busy()
                 yield
             finally:
                 writer.side_lock.release()
+        finally:
+            writer.mutex.release()
 
     # The writer thread
 
@@ -272,6 +294,8 @@ class SqliteDriver(open_file.OpenFile):
                 job.deliver()
         for wake in {job.wake for job in jobs if job.wake is not None}:
             wake(jobs)
+        if self.writer.is_wal_due:
+            self._move_wal()
         return is_stopping
 
     def _gather(self, first: Job) -> tuple[list[Job], bool]:

@@ -24,7 +24,7 @@ from .connection import lock_error
 
 # A turn that does not come within this time is not waited for.
 TURN_SECONDS = 0.5
-TRY_SECONDS = 0.02
+POLL_SECONDS = 0.005
 
 
 class FileLock:
@@ -75,7 +75,7 @@ class FileLock:
                 return self._wait_within(left)
             if left <= 0:
                 return False
-            time.sleep(min(left, TRY_SECONDS))
+            time.sleep(min(left, POLL_SECONDS))
         return True
 
     def _wait_within(self, seconds: float) -> bool:
@@ -175,6 +175,7 @@ class SideLock:
             self._lock.close()
             raise
         self.release = self._lock.release
+        self.release_turn = self._turn.release
 
     def acquire(self) -> None:
         """Wait for the lock."""
@@ -184,16 +185,22 @@ class SideLock:
         finally:
             self._turn.release()
 
-    def try_acquire(self) -> bool:
-        """Take the lock if it is free and nobody waits for it."""
+    def try_acquire(self, *, keeps_turn: bool = False) -> bool:
+        """Take the lock if it is free and nobody waits for it.
+
+        If not, `keeps_turn` keeps the turn, so that nobody overtakes before `acquire` is called.
+        """
+        is_taken = False
         try:
             if self._turn.wait is None or not self._turn.wait.is_on:
                 self._turn.take()
             self._lock.take()
+            is_taken = True
         except BlockingIOError:
             return False
         finally:
-            self._turn.release()
+            if is_taken or not keeps_turn:
+                self._turn.release()
         return True
 
     def acquire_within(self, seconds: float) -> bool:
@@ -202,6 +209,20 @@ class SideLock:
         try:
             self._wait_for_turn(min(seconds, TURN_SECONDS))
             return self._lock.acquire_within(until - time.monotonic())
+        finally:
+            self._turn.release()
+
+    def acquire_by(self, deadline: float) -> bool:
+        """Wait for the lock until a monotonic time, by polling.
+
+        Unlike `acquire_within`, a wait that is given up leaves nothing behind that could release
+        the lock of another thread of this process.
+        """
+        try:
+            self._wait_for_turn(min(deadline - time.monotonic(), TURN_SECONDS))
+            while not (is_taken := self._lock.try_acquire()) and time.monotonic() < deadline:
+                time.sleep(POLL_SECONDS)
+            return is_taken
         finally:
             self._turn.release()
 

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import apsw
 import msgspec
@@ -45,15 +45,21 @@ R = TypeVar("R")
 # File systems keep time in ticks of up to two seconds, and a second change within one tick does
 # not show. The next change of a directory that changed longer ago does.
 SETTLED_MS = 3_000
+# The WAL is moved into the database when it has grown by this many pages; after a long
+# transaction earlier, so that the short ones of others seldom have to.
+WAL_PAGES = 2_000
+WAL_PAGES_AFTER_LONG = 750
+# From this many on, what was written while it was moved is moved too, while others wait.
+WAL_PAGES_BEGUN_AGAIN = 1_500
 # A WAL larger than this is truncated; checked this often, waiting this long for readers.
 WAL_BYTES_KEPT = 16 * 2**20
 WAL_LOOK_SECONDS = 1.0
-WAL_WAIT_MS = 50
-# After statements that took longer than this (a pass of maintenance, a batch of many calls) a
-# process lets others write for as long as it has written itself. A call of two transactions would
-# otherwise wait for two passes, one before each. How long the disk takes does not count: a single
-# write never rests.
-LONG_SECONDS = 0.001
+WAL_WAIT_MS = 5
+# After statements that took more CPU time than this (a pass of maintenance, a batch of many calls)
+# a process lets others write for as long as it has written itself. A call of two transactions would
+# otherwise wait for two passes, one before each. Waiting for the disk or for a processor does not
+# count: a single write never rests.
+LONG_SECONDS = 0.0007
 REST_SECONDS_MAX = 0.02
 
 
@@ -209,7 +215,11 @@ class Writer:
         self._batch = 0
         self._now_ms = 0
         self._is_wal_moved = False
+        self._wal_pages = 0
+        self._wal_pages_seen = 0
         self._wal_look_at = 0.0
+        self.is_wal_due = False
+        """Whether the WAL should be moved, once nothing is locked any more: see `note_wal`."""
         self._runs_uncounted = False
         self.rest_until = 0.0
         """When to ask for the lock again if others want it, in monotonic time."""
@@ -224,6 +234,8 @@ class Writer:
                 self.path, durability=self._settings.durability, vfs=self._vfs
             )
             self._is_wal_moved = False
+            # Replaces the checkpoints that SQLite makes inside a COMMIT, while others wait.
+            self.connection.set_wal_hook(self._count_wal)
             self.files.require_in_place()
             self.files.note()
         return self.connection
@@ -307,19 +319,18 @@ class Writer:
             raise translate(error, self.path) from error
 
     def _transact(self, jobs: Sequence[Job]) -> None:
-        started = time.monotonic()
+        started, worked = time.monotonic(), time.thread_time()
         try:
             connection = self.connection or self.open()
             changes_before = self._begin(connection, jobs[0])
             for job in jobs:
                 self._run(job, is_alone=len(jobs) == 1)
-            worked = time.monotonic() - started
+            worked = time.thread_time() - worked
             # A batch that changed nothing costs no fsync.
             has_changed = self._runs_uncounted or connection.total_changes() != changes_before
             if has_changed and any(job.error is None for job in jobs):
                 self._commit(jobs[0])
-                if time.monotonic() >= self._wal_look_at:
-                    self._shrink_wal()
+                self._look_at_wal(WAL_PAGES if worked <= LONG_SECONDS else WAL_PAGES_AFTER_LONG)
             if worked > LONG_SECONDS:
                 ended = time.monotonic()
                 self.rest_until = ended + min(ended - started, REST_SECONDS_MAX)
@@ -455,33 +466,53 @@ class Writer:
         for query in (Query("BEGIN IMMEDIATE", {}), settle, Query("COMMIT", {})):
             fetch(self.open(), self._dialect.statement(query.sql), query, self._now_ms)
 
-    def _move_wal(self) -> None:
-        """Checkpoint what this connection found in the WAL before writing behind it.
+    def _count_wal(self, _: apsw.Connection, _name: str, pages: int) -> int:
+        self._wal_pages = pages
+        return apsw.SQLITE_OK
 
-        The WAL may hold frames that were never synced; if they are lost later, all commits behind
-        them are lost too. Skipped if the database has no space to grow.
-        """
-        with contextlib.suppress(apsw.FullError):
-            self.open().execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
-            self._is_wal_moved = True
+    def _look_at_wal(self, pages: int) -> None:
+        """Note whether the WAL should be moved: it has grown by that much, or is kept too long."""
+        if self._wal_pages < self._wal_pages_seen:
+            self._wal_pages_seen = 0  # It was begun again from the start.
+        self.is_wal_due = self._wal_pages - self._wal_pages_seen >= pages
+        if not self.is_wal_due and time.monotonic() >= self._wal_look_at:
+            self._wal_look_at = time.monotonic() + WAL_LOOK_SECONDS
+            self.is_wal_due = self._is_wal_long()
 
-    def _shrink_wal(self) -> None:
-        """Now and then, truncate a WAL that grew while a long reader kept it.
-
-        SQLite itself only overwrites it from the start. Readers are waited for only briefly.
-        """
-        self._wal_look_at = time.monotonic() + WAL_LOOK_SECONDS
+    def _is_wal_long(self) -> bool:
         wal = file_status(f"{self.path}-wal")
-        if wal is None or wal[2] <= WAL_BYTES_KEPT:
-            return
-        connection = self.open()
-        connection.set_busy_timeout(WAL_WAIT_MS)
+        return wal is not None and wal[2] > WAL_BYTES_KEPT
+
+    def move_wal_beside(self, reader: apsw.Connection) -> None:
+        """Move the WAL into the database while others may write; the caller holds no lock.
+
+        Pages written meanwhile are left. SQLite begins the WAL again only when none is left; so
+        when it has become long the next transaction moves those, unless a reader needs the WAL.
+        """
+        self.is_wal_due = False
+        self._wal_pages_seen = self._wal_pages
+        (outcome,) = reader.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+        is_busy, pages, moved = cast("tuple[int, int, int]", outcome)
+        is_long = pages >= WAL_PAGES_BEGUN_AGAIN or self._is_wal_long()
+        if is_long and not is_busy and pages == moved:
+            self._is_wal_moved = False
+
+    def _move_wal(self) -> None:
+        """Checkpoint what is in the WAL before writing behind it; truncate a long one.
+
+        When the connection is new, the WAL may hold frames that were never synced; if they are
+        lost later, all commits behind them are lost too. Skipped if the database has no space to
+        grow. Truncating waits for readers, but only briefly: others wait for the lock.
+        """
+        connection, is_long = self.open(), self._is_wal_long()
+        connection.set_busy_timeout(WAL_WAIT_MS if is_long else BUSY_MS)
         try:
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-        except apsw.Error:
-            # The commits are still in the WAL; the next transaction will report the error.
-            self.close()
-        else:
+            mode = "TRUNCATE" if is_long else "PASSIVE"
+            connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
+            self._is_wal_moved = True
+        except apsw.FullError:
+            pass
+        finally:
             connection.set_busy_timeout(BUSY_MS)
 
     def _checkpoint(self) -> None:
