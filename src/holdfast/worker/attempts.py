@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import inspect
 import logging
+import math
 import random
 import threading
 import time
@@ -120,6 +121,8 @@ class HandlerRun:
         self.is_stuck = False
         """Whether its handler should be abandoned, but too many are."""
         self.has_returned = False
+        self.dispatched_at = math.inf
+        """When it was given to the threads or tasks; not as long as an earlier attempt runs."""
         self.stops_since: float | None = None
         """When the handler was told to stop."""
         self._is_losing = False
@@ -134,6 +137,11 @@ class HandlerRun:
     def begin(self) -> bool:
         """Claim the right to run or release the attempt; True for the first caller only."""
         return self._gate.acquire(blocking=False)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it waits for a thread or a task."""
+        return self.dispatched_at < math.inf and not self._gate.locked()
 
     def lose(self) -> AttemptOutcome:
         """Mark the lease as lost, and stop the handler."""

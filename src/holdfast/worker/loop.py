@@ -21,7 +21,6 @@ from ..errors import CommitUnknown, HoldfastError, InProgress
 from ..formatting import plural
 from ..kernel.flow import in_thread, is_async
 from ..kernel.operation import Call, Row, operation
-from ..kernel.threads import Thread
 from ..leases import Keeper, Kept, lease_milliseconds, uptime_seconds
 from ..peers.uptake import Ended, Taken, TakenUp
 from ..store import Store
@@ -40,7 +39,7 @@ from .attempts import (
     run_in_loop,
 )
 from .inbox import Delivered, Inbox, Intake, ServiceTurn
-from .pools import GroupCommit, TaskPool, ThreadPool
+from .pools import GroupCommit, TaskPool, ThreadPool, within
 from .upkeep import Upkeep
 from .verification import Verification
 
@@ -48,6 +47,8 @@ from .verification import Verification
 RELEASE_SECONDS_MAX = 10.0
 STOP_SECONDS_MAX = 2.0
 WATCH_SECONDS_MAX = 1.0
+# How long an item that was claimed ahead may wait for its handler before it is given back.
+AHEAD_SECONDS_MAX = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +120,7 @@ class WorkerLoop:
         self.abandoned = AbandonedHandlers(options.concurrency, self._resize)
         self._returned: list[HandlerRun] = []
         self._until_empty = False
+        self._returns = self._returns_before_claim = self._ahead = 0
         self._lost: set[int] = set()
         self._is_rung = True
         self._has_more = False
@@ -156,6 +158,7 @@ class WorkerLoop:
                 if until_empty and self._is_empty():
                     break
                 self._watch_leases()
+                self._give_back()
                 self._receive(self._timeout())
         finally:
             unwatch()
@@ -198,8 +201,13 @@ class WorkerLoop:
     # Claiming
 
     def _room(self, leaving: int = 0) -> int:
-        """Return how many items to claim: none until half of the prefetched ones are used up."""
-        room = self._options.concurrency + self._options.prefetch + leaving - len(self._attempts)
+        """Return how many items to claim: none until half of the prefetched ones are used up.
+
+        A turn of a service takes longer than many a handler. So that no slot is idle until the next
+        one, it claims for those that will become free meanwhile: as many as in the last turn.
+        """
+        slots = self._options.concurrency + self._options.prefetch + self._ahead
+        room = slots + leaving - len(self._attempts)
         return room if room > self._options.prefetch // 2 else 0
 
     def _is_empty(self) -> bool:
@@ -290,12 +298,17 @@ class WorkerLoop:
         options = self._options
         lease_ms = lease_milliseconds(options.lease_seconds)
         drives = self._service_turn is not None
+        self._returns_before_claim = self._returns
         return Claim(options.holder, room, options.queues, lease_ms, drives)
 
     def _accept(
         self, taken: Sequence[Row], given: Mapping[int, TakenUp], room: int, asked_at: float
     ) -> None:
         """Run items that were claimed."""
+        if self._service_turn is not None:
+            self._receive(0)
+            returns = self._returns - self._returns_before_claim
+            self._ahead = min(max(returns, self._ahead // 2), self._options.concurrency)
         self._has_more = len(taken) == room
         terms = (*self._terms, asked_at, self._renewed)
         self._keep([HandlerRun(row, *terms, taken_up=given.get(row["number"])) for row in taken])
@@ -334,6 +347,7 @@ class WorkerLoop:
         """Run attempts as soon as a thread or task is free."""
         here, in_threads = [], []
         for attempt in attempts:
+            attempt.dispatched_at = time.monotonic()
             if self._tasks is not None and attempt.item.type in self._options.handlers:
                 here.append(attempt)
             else:
@@ -483,6 +497,18 @@ class WorkerLoop:
             if self.abandoned.has_room(attempt):
                 self._leave(attempt)
 
+    def _give_back(self) -> None:
+        """Leave items that were claimed ahead to others, if the handlers have become slow."""
+        ahead = len(self._attempts) - self._options.concurrency - self._options.prefetch
+        if ahead <= 0:
+            return
+        waiting = [each for each in self._attempts.values() if each.is_waiting]
+        for attempt in waiting[-ahead:]:
+            is_late = time.monotonic() - attempt.dispatched_at > AHEAD_SECONDS_MAX
+            if is_late and attempt.begin():
+                self._ahead = 0
+                in_thread(partial(self._conclude, attempt, attempt.release))
+
     def _leave(self, attempt: HandlerRun) -> None:
         """Wait no longer for a handler that was told to stop."""
         if attempt.kept.is_lost:
@@ -511,8 +537,11 @@ class WorkerLoop:
             event = self._events.get(bool(seconds), seconds or None)
             while True:
                 if isinstance(event, tuple):
+                    # One with a completion has been counted when its handler returned.
+                    self._returns += event[0].completion is None
                     self._end(*event)
                 elif isinstance(event, HandlerRun):
+                    self._returns += 1
                     self._returned.append(event)
                 elif isinstance(event, Delivered):
                     given = (event.row, *self._terms, event.asked_at, self._renewed)
@@ -568,10 +597,3 @@ class WorkerLoop:
             within(STOP_SECONDS_MAX if self.stops > 1 else RELEASE_SECONDS_MAX, release)
             for each in list(ended):
                 self._end(*each)
-
-
-def within(seconds: float, function: Callable[[], object]) -> None:
-    """Run a function in a thread, and wait for it at most this long."""
-    thread = Thread(function, "holdfast-stopping")
-    thread.start()
-    thread.join(seconds)

@@ -145,3 +145,10 @@ class GroupCommit(Generic[J]):
                     return
                 self._waiting[key] = []
             self._write(group)
+
+
+def within(seconds: float, function: Callable[[], object]) -> None:
+    """Run a function in a thread, and wait for it at most this long."""
+    thread = Thread(function, "holdfast-stopping")
+    thread.start()
+    thread.join(seconds)
