@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from ..dataclass import dataclass
-from ..kernel.operation import FreshId, Op, Row, Runtime, TryLock, operation, together
+from ..kernel.operation import FreshId, Op, Row, Runtime, TryLock, batch, operation, together
 from ..sessions.access import look_at
 from ..sessions.handle import SessionHandle
 from ..trees import OPEN
 from ..work.claims import Claim, claimed_only, in_order, lease_sessions, take_session
 from ..work.items import Item
-from ..work.transitions import Finished, finish_each
+from ..work.transitions import Finished, ends_of
 from .asks import REQUEST, RESUME, asks_look
 from .pauses import receive, resume, resuming
 from .records import PeerRequest, Resumption
@@ -42,44 +42,82 @@ def serve_turn(runtime: Runtime, ended: Finished, claim: Claim | None) -> Op[tup
     Returns the row of each ended attempt by its place in `ended`, or None if its lease is lost;
     then the claimed rows, and what was taken up by item number.
     """
-    if not ended:
-        return {}, ([], {}) if claim is None else (yield from take_up(runtime, claim))
-    trees = sorted({item.root_id for item, _ in ended if item.root_id is not None})
-    free, _ = yield TryLock(trees)
+    claiming = [] if claim is None else [claim.query((yield FreshId()))]
+    trees = {item.root_id for item, _ in ended if item.root_id is not None}
+    # A claim waits for no row, so it may come before the ends of items whose trees are locked.
+    free, claimed = yield TryLock(sorted(trees), claiming)
+    rows = in_order(claimed[0]) if claimed else []
     ready = [index for index, (item, _) in enumerate(ended) if item.root_id in {None, *free}]
-    claims = [] if claim is None else [claim.query((yield FreshId()))]
-    found, claimed = yield from finish_each([ended[index] for index in ready], *claims)
-    done = dict(zip(ready, found, strict=True))
-    if claim is None:
-        return done, ([], {})
-    return done, (yield from _drive(runtime, claim, in_order(claimed[0])))
+    ends = yield from ends_of([ended[index] for index in ready])
+    uptake = Uptake(runtime, claim, rows)
+    if trees.isdisjoint(uptake.trees):
+        # Neither can change what the other has read.
+        free, answers = yield TryLock(uptake.trees, [*ends.queries, *uptake.looks])
+        count = len(ends.queries)
+        parts: list[Op[Any]] = [
+            ends.conclude(answers[:count]),
+            uptake.drive(free, answers[count:]),
+        ]
+        found, taken = yield from together(parts)
+    else:
+        found = yield from ends.conclude((yield from batch(*ends.queries)))
+        free, answers = yield TryLock(uptake.trees, uptake.looks)
+        taken = yield from uptake.drive(free, answers)
+    return dict(zip(ready, found, strict=True)), taken
 
 
-def take_up(runtime: Runtime, claim: Claim) -> Op[Taken]:
-    """Lease items and the sessions of those whose trees are free; return both, by item number."""
-    return (yield from _drive(runtime, claim, (yield from claim.take())))
+class Uptake:
+    """Items that were just claimed, and what must be read to drive their sessions."""
 
+    def __init__(self, runtime: Runtime, claim: Claim | None, rows: list[Row]) -> None:
+        lease_seconds = None if claim is None else claim.lease_ms / 1000
+        self._rows = rows
+        self._items = [Item[Any](runtime, row, lease_seconds) for row in rows]
+        self._wanted = [
+            item
+            for item in self._items
+            if item.type in {REQUEST, RESUME} and item.root_id is not None
+        ]
+        self.trees = sorted({item.root_id for item in self._wanted if item.root_id is not None})
+        self._asked = [
+            item.session_id for item in self._wanted if item.type == REQUEST and item.session_id
+        ]
+        self._resumed = {
+            item.number: resuming(item.session_number or 0, item.input["pause"])
+            for item in self._wanted
+            if item.type == RESUME
+        }
+        numbers = {item.session_number or 0 for item in self._wanted}
+        self.looks = [look for some in self._resumed.values() for look in some]
+        if numbers:
+            self.looks = [look_at(numbers), *asks_look(self._asked), *self.looks]
 
-def _drive(runtime: Runtime, claim: Claim, rows: list[Row]) -> Op[Taken]:
-    """Lease the sessions of claimed items whose trees are free."""
-    items = [Item[Any](runtime, row, claim.lease_ms / 1000) for row in rows]
-    wanted = [each for each in items if each.type in {REQUEST, RESUME} and each.root_id is not None]
-    taken: dict[int, TakenUp] = {}
-    if wanted:
-        free, looked = yield from _look(wanted)
-        # If two items have the same session, such as one submitted by hand, the first drives it.
-        first = {item.session_number: item for item in reversed(wanted)}
-        firsts = [item for item in wanted if first[item.session_number] is item]
-        taking = [item for item in firsts if item.root_id in free and looked.is_simple(item)]
-        active = [(item, looked.session(item)) for item in taking]
-        yield from lease_sessions([each for each in active if each[1]["status"] == "active"])
-        driven = yield from together(_take_up(item, looked) for item in taking)
-        taken = {item.number: each for item, each in zip(taking, driven, strict=True)}
-    for item in items:
-        if item.number not in taken:
-            yield from claimed_only(item)
-    fences = {number: each.fence for number, each in taken.items()}
-    return [{**row, "driving_fence": fences.get(row["number"])} for row in rows], taken
+    def drive(self, free: Sequence[str], answers: Sequence[list[Row]]) -> Op[Taken]:
+        """Lease the sessions whose trees are free; `answers` are the rows of the looks."""
+        taken: dict[int, TakenUp] = {}
+        if self._wanted:
+            looked = self._looked(answers)
+            # If two items have the same session, such as one submitted by hand, the first drives.
+            first = {item.session_number: item for item in reversed(self._wanted)}
+            firsts = [item for item in self._wanted if first[item.session_number] is item]
+            taking = [item for item in firsts if item.root_id in free and looked.is_simple(item)]
+            active = [(item, looked.session(item)) for item in taking]
+            yield from lease_sessions([each for each in active if each[1]["status"] == "active"])
+            driven = yield from together(_take_up(item, looked) for item in taking)
+            taken = {item.number: each for item, each in zip(taking, driven, strict=True)}
+        for item in self._items:
+            if item.number not in taken:
+                yield from claimed_only(item)
+        fences = {number: each.fence for number, each in taken.items()}
+        rows = [{**row, "driving_fence": fences.get(row["number"])} for row in self._rows]
+        return rows, taken
+
+    def _looked(self, answers: Sequence[list[Row]]) -> Looked:
+        found = iter(answers)
+        sessions = {row["number"]: row for row in next(found)}
+        asks = {row["id"]: row for row in next(found)} if self._asked else {}
+        rest = {number: [next(found) for _ in some] for number, some in self._resumed.items()}
+        return Looked(sessions, asks, rest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,24 +147,6 @@ class Looked:
         if not found or found[0].get("is_superseded"):
             return False
         return session["holder"] is None or not session["is_leased"]
-
-
-def _look(items: Sequence[Item[Any]]) -> Op[tuple[list[str], Looked]]:
-    """Lock the trees of items that are free, and read what is needed to drive their sessions."""
-    numbers = {item.session_number for item in items if item.session_number is not None}
-    asked = [item.session_id for item in items if item.type == REQUEST and item.session_id]
-    resumed = [item for item in items if item.type == RESUME]
-    pauses = [resuming(item.session_number or 0, item.input["pause"]) for item in resumed]
-    looks = [look_at(numbers), *asks_look(asked), *(look for some in pauses for look in some)]
-    trees = sorted({item.root_id for item in items if item.root_id is not None})
-    free, answers = yield TryLock(trees, looks)
-    found = iter(answers)
-    sessions = {row["number"]: row for row in next(found)}
-    asks = {row["id"]: row for row in next(found)} if asked else {}
-    rest = {
-        item.number: [next(found) for _ in some] for item, some in zip(resumed, pauses, strict=True)
-    }
-    return free, Looked(sessions, asks, rest)
 
 
 def _take_up(item: Item[Any], looked: Looked) -> Op[TakenUp]:

@@ -214,10 +214,19 @@ def finish_each(
     ended: Finished, *beside: Query, statement: str | None = None
 ) -> Op[tuple[list[Row | None], list[list[Row]]]]:
     """End attempts, and run independent statements in the same round trip."""
+    ends = yield from ends_of(ended, statement)
+    roots = sorted({item.root_id for item, _ in ended if item.root_id is not None})
+    answers = yield from batch(*map(Lock, roots), *ends.queries, *beside)
+    answers = answers[len(roots) :]
+    count = len(ends.queries)
+    return (yield from ends.conclude(answers[:count])), answers[count:]
+
+
+def ends_of(ended: Finished, statement: str | None = None) -> Op[Ends]:
+    """Return the ends of attempts, after saving what a completion brings along."""
     for item, change in ended:
         if change.checkpoint is not None or change.effect is not None or change.then:
             yield from _save_with(item, change)
-    roots = sorted({item.root_id for item, _ in ended if item.root_id is not None})
     # Rows are locked by number, as everywhere, so that no two transactions deadlock.
     by_number = sorted(range(len(ended)), key=lambda index: ended[index][0].number)
     queries = []
@@ -235,29 +244,46 @@ def finish_each(
         and (follow := _following(*ended[index])) is not None
     }
     looks = [look for follow in followed.values() for look in follow.looks]
-    answers = yield from batch(*map(Lock, roots), *queries, *looks, *beside)
-    rest = iter(answers[len(roots) :])
-    found: list[Row | None] = [None] * len(ended)
-    for index in by_number:
-        found[index] = next(iter(next(rest)), None)
-    looked = {index: [next(rest) for _ in each.looks] for index, each in followed.items()}
-    kept = followed.keys() | {index for index in by_number if ended[index][1].keeps_session}
-    yield from release_sessions(
-        row for index, row in enumerate(found) if row is not None and index not in kept
-    )
-    for index in by_number:
-        item, change = ended[index]
-        if (row := found[index]) is not None:
-            found[index] = yield from _follow(item, change, row, is_told=index not in followed)
-    done = {index: row for index in followed if (row := found[index]) is not None}
-    told = yield from together(followed[index].tell(looked[index], done[index]) for index in done)
-    # What followed was written with the lease of the session.
-    ends = zip(done.values(), told, strict=True)
-    yield from release_sessions(row for row, is_released in ends if not is_released)
-    ready = {ended[n][0].queue for n, row in enumerate(found) if row and row["state"] == "pending"}
-    if ready:
-        yield from ring(ended[0][0].runtime.signals, ready)
-    return found, list(rest)
+    return Ends(ended, by_number, followed, [*queries, *looks])
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """The ends of attempts: the statements that write them, and what follows from their rows."""
+
+    ended: Finished
+    by_number: Sequence[int]
+    followed: Mapping[int, Following]
+    queries: Sequence[Query]
+    """To be run with the trees of the items locked."""
+
+    def conclude(self, answers: Sequence[list[Row]]) -> Op[list[Row | None]]:
+        """Write what follows; return the row of each attempt, None if its lease is lost."""
+        ended, followed, rest = self.ended, self.followed, iter(answers)
+        found: list[Row | None] = [None] * len(ended)
+        for index in self.by_number:
+            found[index] = next(iter(next(rest)), None)
+        looked = {index: [next(rest) for _ in each.looks] for index, each in followed.items()}
+        kept = followed.keys() | {i for i in self.by_number if ended[i][1].keeps_session}
+        yield from release_sessions(
+            row for index, row in enumerate(found) if row is not None and index not in kept
+        )
+        for index in self.by_number:
+            item, change = ended[index]
+            if (row := found[index]) is not None:
+                found[index] = yield from _follow(item, change, row, is_told=index not in followed)
+        done = {index: row for index in followed if (row := found[index]) is not None}
+        told = yield from together(
+            followed[index].tell(looked[index], done[index]) for index in done
+        )
+        # What followed was written with the lease of the session.
+        ends = zip(done.values(), told, strict=True)
+        yield from release_sessions(row for row, is_released in ends if not is_released)
+        rows = enumerate(found)
+        ready = {ended[n][0].queue for n, row in rows if row and row["state"] == "pending"}
+        if ready:
+            yield from ring(ended[0][0].runtime.signals, ready)
+        return found
 
 
 def _save_with(item: Item[Any], change: Transition) -> Op[None]:
