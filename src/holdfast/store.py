@@ -21,6 +21,7 @@ from .errors import InvalidArgument, LimitExceeded
 from .explorations import ExplorationsNoun
 from .feed import (
     FeedNoun,
+    create_statement,
     event_statements,
     events_if_done,
     lock_free_statement,
@@ -547,6 +548,7 @@ def _settings(
         nouns=NOUNS,
         services=Services(
             lock=lock_statement,
+            create=create_statement,
             lock_free=lock_free_statement,
             events=event_statements,
             events_if_done=events_if_done,

@@ -32,6 +32,7 @@ from holdfast.testing.nouns import Counter
 ids = iter(f"id-{number}" for number in range(1000))
 SERVICES = Services(
     lock=lambda root_id, may_wait: Query(f"LOCK {root_id} {may_wait}", {}),
+    create=lambda root_id: Query(f"CREATE {root_id}", {}),
     lock_free=lambda root_ids: Query(f"LOCK FREE {' '.join(root_ids)}", {}),
     events=lambda emits, at_once=False: [Query("EVENT", {"kind": emit.kind}) for emit in emits],
     events_if_done=lambda emits: Query("EVENTS", {"count": len(emits)}),
@@ -117,6 +118,26 @@ def test_trees_wait_in_id_order_and_must_be_free_out_of_order() -> None:
         asked.append((again.queries[0].sql, again.is_lock_immediate))
         again.advance([[{}]])
     assert asked == [("LOCK a True", False), ("LOCK b True", False), ("LOCK c True", False)]
+
+
+def test_a_new_tree_is_locked_by_being_created_also_when_the_call_is_run_again() -> None:
+    class Creating:
+        @operation
+        def create(self) -> Op[None]:
+            yield Lock("b", is_new=True)
+            yield Emit("b", "b", "created", b"")
+            yield Lock("b")
+            yield Lock("a")
+
+    execution = begun(Call(Creating.create, Creating()), SERVICES)
+    assert [query.sql for query in execution.queries] == ["CREATE b"]
+    execution.advance([[{}]])
+    # Nobody else can wait for a tree that nobody sees, so others may be waited for.
+    assert [query.sql for query in execution.queries] == ["LOCK a True"]
+    again = begun(execution.call, SERVICES, lock_first={"b"})
+    assert [query.sql for query in again.queries] == ["LOCK b True"]
+    again.advance([[]])
+    assert [query.sql for query in again.queries] == ["CREATE b"]
 
 
 def test_a_batch_asks_at_once_and_is_answered_in_order() -> None:

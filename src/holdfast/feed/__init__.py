@@ -2,6 +2,7 @@
 
 from .events import (
     by_tree,
+    create_statement,
     create_tree,
     emit,
     empty_events,
@@ -21,6 +22,7 @@ from .noun import FeedNoun
 __all__ = [
     "FeedNoun",
     "by_tree",
+    "create_statement",
     "create_tree",
     "emit",
     "empty_events",

@@ -21,6 +21,7 @@ from ..kernel.sql import given, given_keys
 from ..records import Event
 
 CREATE_TREE = "INSERT INTO hf_trees (root_id) VALUES (:root_id) ON CONFLICT DO NOTHING"
+CREATE_NEW_TREE = "INSERT INTO hf_trees (root_id) VALUES (:root_id) RETURNING root_id"
 LOCK_TREE = "SELECT root_id FROM hf_trees WHERE root_id = :root_id /*pg FOR NO KEY UPDATE */"
 LOCK_TREE_AT_ONCE = """
 SELECT root_id FROM hf_trees WHERE root_id = :root_id /*pg FOR NO KEY UPDATE NOWAIT */
@@ -116,6 +117,11 @@ def lock_tree(root_id: str) -> Op[None]:
 def lock_statement(root_id: str, may_wait: bool) -> Query:
     """Return the statement that locks a tree, with NOWAIT unless it may wait."""
     return Query(LOCK_TREE if may_wait else LOCK_TREE_AT_ONCE, {"root_id": root_id})
+
+
+def create_statement(root_id: str) -> Query:
+    """Return the statement that creates a tree whose id is new; nobody else can see it yet."""
+    return Query(CREATE_NEW_TREE, {"root_id": root_id})
 
 
 def lock_free_statement(root_ids: Sequence[str]) -> Query:

@@ -116,6 +116,8 @@ class Services:
 
     lock: Callable[[str, bool], Query]
     """Returns the statement that locks a tree; the flag allows it to wait."""
+    create: Callable[[str], Query]
+    """Returns the statement that creates a tree with a new id, and locks it thereby."""
     lock_free: Callable[[Sequence[str]], Query]
     """Returns the statement that locks those of some trees that are free, and returns them."""
     events: Events
@@ -358,6 +360,9 @@ class Execution(Generic[R]):
 
     def _lock(self, lock: Lock) -> Query | None:
         root_id = lock.root_id
+        if lock.is_new:
+            self.locked.add(root_id)
+            return self._services.create(root_id)
         if root_id in self.locked:
             return None
         if self._has_all and not lock.is_asked:

@@ -205,6 +205,8 @@ class Lock(msgspec.Struct):
     root_id: str
     is_asked: bool = True
     """Whether the answer matters; if not, a database that is locked as a whole runs nothing."""
+    is_new: bool = False
+    """Whether its id is new: then the tree is created, which locks it."""
 
 
 class Batch(msgspec.Struct):
@@ -248,7 +250,7 @@ class TryLock(msgspec.Struct):
     """Locks those of some session trees that nobody holds now, and runs other statements after it.
 
     Answered with the `root_id`s of the trees that are locked, and with a list of rows for each of
-    the other statements, which must not lock anything themselves.
+    the other statements, which must not wait for any tree themselves.
     """
 
     root_ids: Sequence[str]

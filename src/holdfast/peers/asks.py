@@ -20,7 +20,6 @@ from ..codec import Codec, digest
 from ..dataclass import dataclass
 from ..errors import AskNotFound, InvalidArgument, LimitExceeded, RequestMismatch, SessionWaiting
 from ..feed import create_tree, emit, event
-from ..feed.events import CREATE_TREE
 from ..kernel.flow import refuse_steps
 from ..kernel.operation import (
     Emit,
@@ -346,8 +345,7 @@ def request_at_once(runtime: Runtime, draft: Draft, user: str | None) -> Op[Row]
     adding, submitted = new_item(codec, delivery_id(id), *_delivery(given))
     emits = [created, submitted, _asked(codec, {**given, "deadline_at": None})]
     *_, [row] = yield from decide(
-        Query(CREATE_TREE, {"root_id": id}),
-        Lock(id),
+        Lock(id, is_new=True),
         creation,
         adding,
         Query(ADD_ASK, given),
