@@ -10,7 +10,11 @@ import pytest
 
 import holdfast
 from holdfast.kernel.driver import Hooks, Trace
+from holdfast.kernel.operation import Call
 from holdfast.mesh import Mesh, Service
+from holdfast.peers.uptake import serve_turn
+from holdfast.work.claims import Claim
+from holdfast.work.transitions import Transition
 from tests.peers.uptakes import held, taken_up
 
 
@@ -174,6 +178,26 @@ def test_what_a_turn_has_consumed_is_known_when_the_session_is_taken_up_again(
             assert item.session is not None
             item.session.save(went_on=True)
             item.fail("again", delay_seconds=0)
+
+
+def test_a_turn_does_not_take_up_a_session_that_it_cancels(place: dict[str, Any]) -> None:
+    """A session that ends no longer waits for its peer, whose item the same turn has claimed."""
+    with holdfast.open(**place) as store:
+        parent = store.request("agent", "parent")
+        taken_up(store, "agent")
+        item = held(store, f"request {parent.id}")
+        assert item.session is not None
+        child = item.session.ask("agent", "child")
+        completion = Transition("completed", "completed", store.runtime.codec.encode("done"))
+        claim = Claim("instance", 10, ["agent:agent"], 30_000, drives=True)
+        call = Call(serve_turn, store.runtime, ([(item, completion)], claim))
+        ended, (rows, given) = store.runtime.driver.run(call)
+        assert [row["state"] for row in ended.values() if row is not None] == ["completed"]
+        assert [row["id"] for row in rows] == [f"request {child.id}"]
+        assert given == {}
+        info = store.find_session(child.id).info()
+        assert (info.status, info.holder) == ("cancelled", None)
+        assert store.peer_call(child.id).state == "cancelled"
 
 
 def test_of_two_items_of_one_session_one_is_taken_up(place: dict[str, Any]) -> None:

@@ -128,7 +128,10 @@ LEASE_SESSIONS = LEASE_SESSIONS_TO_ITEMS.format(
     FROM hf_work w WHERE w.number IN {given_keys("items", "INTEGER")}
     """  # noqa: S608
 )
-SET_DRIVING = "UPDATE hf_work SET driving_fence = CAST(:fence AS INTEGER) WHERE number = :number"
+SET_DRIVING = """
+UPDATE hf_work SET driving_fence = CAST(:fence AS INTEGER)
+WHERE number = :number AND state = 'in_progress'
+"""
 
 
 @travels
