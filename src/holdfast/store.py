@@ -400,8 +400,7 @@ def sync_twin(store: AsyncStore) -> Store:
     """Return a sync store over the same connections, for background threads."""
     runtime = store.runtime
     parts = (runtime.target, runtime.settings, runtime.codec, runtime.redactor)
-    keeper = Keeper.of(runtime)
-    twin = _runtime(runtime.driver.twin(), *parts, is_async=False, keeper=keeper)
+    twin = _runtime(runtime.driver.twin(), *parts, is_async=False, keeper=Keeper.of(runtime))
     return Store(replace(twin, actor=runtime.actor, transport=runtime.transport))
 
 
@@ -414,8 +413,7 @@ def _acting(runtime: Runtime, token: object) -> Runtime:
 def _joined(runtime: Runtime, connection: object) -> Runtime:
     given = (runtime.target, runtime.settings)
     driver = join(*given, connection, is_async=runtime.is_async)
-    parts = (runtime.codec, runtime.redactor)
-    joined = _runtime(driver, *given, *parts, is_async=runtime.is_async)
+    joined = _runtime(driver, *given, runtime.codec, runtime.redactor, is_async=runtime.is_async)
     return replace(joined, actor=runtime.actor, transport=runtime.transport)
 
 
