@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from pathlib import Path
 
 MAPS = Path("/proc/self/maps")
@@ -28,10 +27,3 @@ def make_forks_cheap() -> None:
         if size > 0 and access == "rw-p" and name in ([], ["[heap]"]):
             # Older kernels refuse it, and nothing is lost.
             libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), MADV_COLLAPSE)
-
-
-def huge_bytes(process: int | None = None) -> int:
-    """Return how much of a process's memory is in huge pages."""
-    rollup = Path(f"/proc/{process or os.getpid()}/smaps_rollup").read_text()
-    found = next(line for line in rollup.splitlines() if line.startswith("AnonHugePages:"))
-    return int(found.split()[1]) << 10

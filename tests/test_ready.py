@@ -14,6 +14,12 @@ import holdfast
 from holdfast.ciphers import AesGcm
 from tests.ready import Schemas
 from tests.schemas import describe
+from tests.threads import begin
+
+FIRST_AND_LAST = """
+SELECT min(relname), max(relname) FROM pg_class
+WHERE relkind = 'r' AND relnamespace = '"{}"'::regnamespace
+"""
 
 
 def opened(dsn: str, name: str) -> tuple[object, ...]:
@@ -97,6 +103,25 @@ def test_what_a_killed_process_still_writes_is_waited_for(postgres_dsn: str) -> 
     with schemas.lent() as again:
         assert again == name
         assert run(postgres_dsn, f'SELECT * FROM "{name}".hf_test_counters') == []
+    schemas.close()
+
+
+def test_a_killed_process_that_locks_the_other_way_round_is_waited_for(postgres_dsn: str) -> None:
+    schemas, lent = Schemas(postgres_dsn), ExitStack()
+    name = lent.enter_context(schemas.lent())
+    [(first, last)] = run(postgres_dsn, FIRST_AND_LAST.format(name))
+    # The first of two to wait looks for a deadlock first, and gives way.
+    with psycopg.connect(postgres_dsn, options="-c deadlock_timeout=60s") as late:
+        late.execute(f'LOCK TABLE "{name}"."{last}" IN ROW EXCLUSIVE MODE'.encode())
+        giving_back = begin(lent.close)
+        waiting = f"""SELECT 1 FROM pg_locks WHERE NOT granted
+            AND relation = '"{name}"."{last}"'::regclass"""
+        while not giving_back.done() and not run(postgres_dsn, waiting):
+            time.sleep(0.01)
+        late.execute(f'LOCK TABLE "{name}"."{first}" IN ROW EXCLUSIVE MODE'.encode())
+    giving_back.result(60)
+    with schemas.lent() as again:
+        assert again == name
     schemas.close()
 
 
