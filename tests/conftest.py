@@ -22,7 +22,7 @@ import pytest
 
 from holdfast.testing.proxy import PostgresProxy
 from holdfast.testing.subject import Subject
-from tests.memory import make_forks_cheap
+from tests.memory import keep_forks_cheap
 from tests.nats_server import NatsServer
 from tests.ready import Schemas, drop_schemas, make_ready
 
@@ -82,7 +82,7 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.collect()
         gc.freeze()
         gc.enable()
-        make_forks_cheap()
+        keep_forks_cheap()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
