@@ -19,15 +19,7 @@ from .codec import Cipher, Codec, Compression, Limits
 from .effects import EffectsNoun, Ledger, StoreEffects
 from .errors import InvalidArgument, LimitExceeded
 from .explorations import ExplorationsNoun
-from .feed import (
-    FeedNoun,
-    create_statement,
-    event_statements,
-    events_if_done,
-    lock_free_statement,
-    lock_statement,
-    read_events,
-)
+from .feed import FeedNoun, read_events, services
 from .feed.follow import POLL_SECONDS, POLL_SECONDS_MAX, follow_tree
 from .feed.follow_all import follow_all
 from .feed.latest import StoreEvents
@@ -35,7 +27,7 @@ from .items import Work
 from .kernel import health
 from .kernel.commit_settlement import MarkOps, parse_commit_id
 from .kernel.composition import Composition
-from .kernel.driver import Durability, Hooks, Services, Settings, StoreMode
+from .kernel.driver import Durability, Hooks, Settings, StoreMode
 from .kernel.files import back_up
 from .kernel.flow import (
     Flow,
@@ -544,14 +536,7 @@ def _settings(
         raise InvalidArgument(f"hooks must be Hooks, not {type(hooks).__name__}")
     return Settings(
         nouns=NOUNS,
-        services=Services(
-            lock=lock_statement,
-            create=create_statement,
-            lock_free=lock_free_statement,
-            events=event_statements,
-            events_if_done=events_if_done,
-            new_id=IdSource(clock),
-        ),
+        services=services(IdSource(clock)),
         clock=clock,
         is_clock_virtual=not isinstance(clock, SystemClock),
         durability=durability,

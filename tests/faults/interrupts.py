@@ -324,8 +324,8 @@ class Checks:
 
     def _own_threads(self) -> int:
         # These begin with the first call that needs them, and end with the store.
-        lasting = ("keeper", "listener", "poller", "recorder", "writer")
-        lasting = tuple(f"holdfast-{name}" for name in lasting)
+        kept = ("keeper", "listener", "poller", "recorder", "writer")
+        lasting = tuple(f"holdfast-{name}" for name in kept)
         names = [thread.name for thread in threading.enumerate() if thread.is_alive()]
         return sum(name.startswith("holdfast") and not name.startswith(lasting) for name in names)
 

@@ -53,6 +53,7 @@ from .ledger import (
     settle,
     verify,
 )
+from .recorder import Recorder
 from .requests import ApprovalUsed, EffectRequest, policy_of
 from .statements import (
     EffectOutcome,
@@ -146,7 +147,7 @@ class PreparedCall:
                     if settled is not None:
                         return settled
                 case Busy(effect, wait_ms):
-                    turn = self.ledger.turns.pop(effect.id, None)
+                    turn = Recorder.of(self.ledger.runtime).turns.pop(effect.id, None)
                     if turn is not None:
                         # A tool of that turn may make this call: it must not wait for its own end.
                         yield from turn.make_way(effect.id)

@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from ..arguments import shown
 from ..dataclass import dataclass
@@ -130,18 +130,6 @@ class Unapproved:
 Taken: TypeAlias = Owned | Known | Busy | InDoubt | Unapproved
 
 
-class Turn(Protocol):
-    """Several calls that were issued together, to be made one after the other."""
-
-    def make_way(self, id: str) -> Flow[None]:
-        """Let another caller look for one of their effects.
-
-        If its tool has returned, its outcome is recorded. If it has not begun, it is closed with
-        those after it; each is issued again when its time comes.
-        """
-        raise NotImplementedError
-
-
 @travels
 class Ledger(PerStore):
     """The ledger of one open store."""
@@ -157,8 +145,6 @@ class Ledger(PerStore):
         self.keeper = Keeper.of(runtime)
         self.tools: dict[str, Tool[..., Any]] = {}
         """The tools that this process has called, by name."""
-        self.turns: dict[str, Turn] = {}
-        """The turn that has issued an effect together with others, by the effect's id."""
         self._known_sessions: set[int] = set()
         """Sessions whose last call was a replay; for their next call, lookups come first."""
 

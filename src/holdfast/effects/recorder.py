@@ -6,8 +6,10 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
+from typing import Protocol
 
 from ..errors import HoldfastError
+from ..kernel.flow import Flow
 from ..kernel.operation import PerStore, Runtime
 from ..kernel.threads import Latch, Thread
 from ..leases import LEAVE_SECONDS_MAX, Keeper, uptime_seconds
@@ -18,10 +20,24 @@ log = logging.getLogger("holdfast.effects")
 HOLD_SECONDS = 0.02
 
 
+class Turn(Protocol):
+    """Several calls that were issued together, to be made one after the other."""
+
+    def make_way(self, id: str) -> Flow[None]:
+        """Let another caller look for one of their effects.
+
+        If its tool has returned, its outcome is recorded. If it has not begun, it is closed with
+        those after it; each is issued again when its time comes.
+        """
+        raise NotImplementedError
+
+
 class Recorder(PerStore):
     """One thread of a store. It starts with the first outcome that waits."""
 
     def __init__(self, runtime: Runtime) -> None:
+        self.turns: dict[str, Turn] = {}
+        """The turn that has issued an effect together with others, by the effect's id."""
         self._inbox: queue.SimpleQueue[tuple[float, Callable[[], None]] | None] = (
             queue.SimpleQueue()
         )

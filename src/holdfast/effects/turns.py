@@ -97,6 +97,7 @@ class _Turn:
         self._calls = calls
         self._gathers = gathers
         self._ledger = calls[0].ledger
+        self._recorder = Recorder.of(self._ledger.runtime)
         self._issued: dict[int, tuple[Ticket, Kept]] = {}
         self._ids: list[str] = []
         self._held: deque[_Returned] = deque()
@@ -126,7 +127,7 @@ class _Turn:
             if ticket is not None:
                 self._issued[index] = ticket, self._calls[index].keep(ticket, asked_at)
                 self._ids.append(ticket.id)
-                self._ledger.turns[ticket.id] = self
+                self._recorder.turns[ticket.id] = self
         self._issue = None
         self._note_look()
 
@@ -185,7 +186,7 @@ class _Turn:
         self._held.append(_Returned(index, ticket, outcome, kept))
         if not self._is_watched:
             self._is_watched = True
-            Recorder.of(self._ledger.runtime).watch(self._record_held)
+            self._recorder.watch(self._record_held)
 
     def _record_held(self) -> None:
         """Record what is held while the next tool runs; called by the recorder's thread."""
@@ -263,7 +264,7 @@ class _Turn:
     def forget(self) -> None:
         """Be found by no other caller any more."""
         for id in self._ids:
-            self._ledger.turns.pop(id, None)
+            self._recorder.turns.pop(id, None)
 
     def make_way(self, id: str) -> Flow[None]:
         """Let another caller look for one of the effects; see `Turn`."""

@@ -7,7 +7,7 @@ events get the tree's next positions just before COMMIT, while the lock is held.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from itertools import groupby
 from typing import TypeVar
@@ -16,6 +16,7 @@ from ..arguments import require_limit, require_text, require_whole
 from ..codec import Codec
 from ..errors import Compacted, InvalidArgument, NotFound, SessionNotFound
 from ..kernel.append_only import through_door
+from ..kernel.driver import Services
 from ..kernel.operation import Emit, Lock, Op, Query, Row, defer, one, rows
 from ..kernel.sql import given, given_keys
 from ..records import Event
@@ -202,6 +203,18 @@ def events_if_done(events: Sequence[Emit]) -> Query:
 def _if_done(count: int) -> str:
     told = (APPEND_EVENT_IF_DONE.format(number=n, back=count - 1 - n) for n in range(count))
     return ", ".join((ADVANCE_FEED_IF_DONE, *told))
+
+
+def services(new_id: Callable[[], str]) -> Services:
+    """Return what the kernel needs to lock trees and append to their feeds."""
+    return Services(
+        lock=lock_statement,
+        create=create_statement,
+        lock_free=lock_free_statement,
+        events=event_statements,
+        events_if_done=events_if_done,
+        new_id=new_id,
+    )
 
 
 def read_events(codec: Codec, root_id: str, after: int, limit: int) -> Op[list[Event]]:
