@@ -219,7 +219,7 @@ class Writer:
         self._wal_pages_seen = 0
         self._wal_look_at = 0.0
         self.is_wal_due = False
-        """Whether the WAL should be moved, once nothing is locked any more: see `note_wal`."""
+        """Whether the WAL should be moved, once nothing is locked any more."""
         self._runs_uncounted = False
         self.rest_until = 0.0
         """When to ask for the lock again if others want it, in monotonic time."""
@@ -329,8 +329,12 @@ class Writer:
             # A batch that changed nothing costs no fsync.
             has_changed = self._runs_uncounted or connection.total_changes() != changes_before
             if has_changed and any(job.error is None for job in jobs):
-                self._commit(jobs[0])
-                self._look_at_wal(WAL_PAGES if worked <= LONG_SECONDS else WAL_PAGES_AFTER_LONG)
+                self._commit(connection, jobs[0])
+                limit = WAL_PAGES if worked <= LONG_SECONDS else WAL_PAGES_AFTER_LONG
+                self.is_wal_due = self._wal_pages - self._wal_pages_seen >= limit
+                if time.monotonic() >= self._wal_look_at:
+                    self._wal_look_at = time.monotonic() + WAL_LOOK_SECONDS
+                    self.is_wal_due |= self._is_wal_long()
             if worked > LONG_SECONDS:
                 ended = time.monotonic()
                 self.rest_until = ended + min(ended - started, REST_SECONDS_MAX)
@@ -347,7 +351,10 @@ class Writer:
         if not self._is_wal_moved:
             self._move_wal()
         try:
-            self._control("BEGIN IMMEDIATE", first, "begin")
+            if self._probe is None:
+                connection.execute("BEGIN IMMEDIATE")
+            else:
+                self._control("BEGIN IMMEDIATE", first, "begin")
         except apsw.BusyError as error:
             raise translate(error, self.path) from error
         if None in self.files.known:
@@ -392,7 +399,7 @@ class Writer:
         else:
             self.commit([job])
 
-    def _commit(self, first: Job) -> None:
+    def _commit(self, connection: apsw.Connection, first: Job) -> None:
         """Mark the batch and commit it; if COMMIT fails, find out whether it took effect."""
         is_marked = not first.execution.call.operation.is_marked
         while not is_marked:
@@ -412,7 +419,10 @@ class Writer:
                     raise
                 self._writer_id = None
         try:
-            self._control("COMMIT", first, "commit")
+            if self._probe is None:
+                connection.execute("COMMIT")
+            else:
+                self._control("COMMIT", first, "commit")
         except apsw.Error as error:
             self._settle_commit(error)
 
@@ -467,17 +477,10 @@ class Writer:
             fetch(self.open(), self._dialect.statement(query.sql), query, self._now_ms)
 
     def _count_wal(self, _: apsw.Connection, _name: str, pages: int) -> int:
+        if pages < self._wal_pages:
+            self._wal_pages_seen = 0  # It was begun again.
         self._wal_pages = pages
         return apsw.SQLITE_OK
-
-    def _look_at_wal(self, pages: int) -> None:
-        """Note whether the WAL should be moved: it has grown by that much, or is kept too long."""
-        if self._wal_pages < self._wal_pages_seen:
-            self._wal_pages_seen = 0  # It was begun again from the start.
-        self.is_wal_due = self._wal_pages - self._wal_pages_seen >= pages
-        if not self.is_wal_due and time.monotonic() >= self._wal_look_at:
-            self._wal_look_at = time.monotonic() + WAL_LOOK_SECONDS
-            self.is_wal_due = self._is_wal_long()
 
     def _is_wal_long(self) -> bool:
         wal = file_status(f"{self.path}-wal")
