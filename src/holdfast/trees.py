@@ -15,7 +15,7 @@ from .checkpoints.needs import NeedsCache, perform_reading_ahead
 from .checkpoints.write import record_status
 from .errors import SessionBusy
 from .feed import emit, empty_events, read_position, sessions_of_events
-from .kernel.flow import Flow, invoke, perform
+from .kernel.flow import Flow, invoke, let_others_write, perform
 from .kernel.operation import Lock, Op, Row, operation, query, rows, together
 from .kernel.sql import given
 from .records import SessionRef
@@ -32,7 +32,8 @@ from .sessions.subtree import (
 from .wire import travels
 
 # Up to this many take one transaction; more take several, so that others can write in between. On
-# SQLite a writer waits for a whole pass: these take a few milliseconds.
+# SQLite a writer waits for a whole pass: these take a few milliseconds, and half of that if there
+# is one.
 SESSIONS_AT_ONCE = 50
 SESSIONS_PER_PASS = 8
 SESSIONS_CLOSED_PER_PASS = 100
@@ -56,7 +57,7 @@ def cancel(session: SessionHandle[Any], progress: Progress | None) -> Flow[list[
     # Sessions that are started meanwhile have higher numbers and come last.
     while members := (yield from _members(tree, after)):
         total += len(members)
-        for some in _parts(members, SESSIONS_PER_PASS):
+        for some in _passes(tree, members):
             below += yield from _cancel(tree, some)
             done += len(some)
             yield from _report(progress, done, total)
@@ -73,8 +74,10 @@ def _members(tree: Tree, after: int) -> Flow[list[SessionRef]]:
 
 
 def _cancel(tree: Tree, some: Sequence[SessionRef]) -> Flow[list[str]]:
-    while (found := (yield from perform(Tree.cancel_some, tree, some))) is None:
-        pass
+    found = None
+    while found is None:
+        found = yield from perform(Tree.cancel_some, tree, some)
+        yield from let_others_write(tree.runtime)
     return found
 
 
@@ -96,10 +99,15 @@ def _delete(tree: Tree, force: bool, progress: Progress | None) -> Flow[list[str
     after: int | None = 0
     while after is not None:
         after = yield from perform(Tree.empty_events, tree, after)
+        yield from let_others_write(tree.runtime)
     removed = 0
-    for some in _parts(members[::-1], SESSIONS_PER_PASS):
-        while not (yield from perform_reading_ahead(tree.runtime, Tree.remove_some, tree, some)):
-            pass
+    for some in _passes(tree, members[::-1]):
+        is_removed = False
+        while not is_removed:
+            is_removed = yield from perform_reading_ahead(
+                tree.runtime, Tree.remove_some, tree, some
+            )
+            yield from let_others_write(tree.runtime)
         removed += len(some)
         yield from _report(progress, removed, len(members))
     return [each.id for each in members]
@@ -115,8 +123,10 @@ def _close(tree: Tree, force: bool) -> Flow[list[SessionRef]]:
     closed = 0
     while closed < len(members):
         for some in _parts(members[closed:], SESSIONS_CLOSED_PER_PASS):
-            while not (yield from perform(Tree.close, tree, some, force)):
-                pass
+            is_closed = False
+            while not is_closed:
+                is_closed = yield from perform(Tree.close, tree, some, force)
+                yield from let_others_write(tree.runtime)
         closed = len(members)
         members += yield from _members(tree, members[-1].number)
     return members
@@ -136,6 +146,15 @@ def _all_of(top: SessionRef) -> Op[list[SessionRef]]:
 
 def _parts(members: Sequence[SessionRef], size: int) -> Iterator[Sequence[SessionRef]]:
     return (members[start : start + size] for start in range(0, len(members), size))
+
+
+def _passes(tree: Tree, members: Sequence[SessionRef]) -> Iterator[Sequence[SessionRef]]:
+    start = 0
+    while start < len(members):
+        is_shared = tree.runtime.driver.keeps_others_waiting
+        size = max(1, SESSIONS_PER_PASS // 2) if is_shared else SESSIONS_PER_PASS
+        yield members[start : start + size]
+        start += size
 
 
 def _report(progress: Progress | None, done: int, total: int) -> Flow[None]:

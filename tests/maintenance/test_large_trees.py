@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -14,8 +16,10 @@ import holdfast
 from holdfast import SessionBusy, SessionEnded, trees
 from holdfast.kernel.driver import Hooks, Trace
 from holdfast.store import check
-from holdfast.testing.subject import Subject, done, raises
+from holdfast.testing.nouns import Counter
+from holdfast.testing.subject import Colour, Subject, done, raises
 from tests.checkpoints.colours import both_colours
+from tests.internals import engine_of
 from tests.maintenance.stores import sound
 from tests.maintenance.test_deletion import canaries, fill
 
@@ -149,6 +153,44 @@ def test_a_pass_costs_the_same_however_many_sessions_it_removes(
         removals = [each.statements for each in traces if each.call == "Tree.remove_some"]
         costs.append(max(removals))
     assert costs[1] == costs[0]
+
+
+@pytest.mark.parametrize("colour", get_args(Colour))
+@pytest.mark.parametrize("change", ["cancel", "delete"])
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_on_sqlite_passes_are_short_and_wait_while_others_write(
+    colour: Colour, change: str, is_shared: bool, place: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    async def case() -> None:
+        subject = Subject(place, colour, tmp_path)
+        try:
+            await change_beside(await subject.open())
+        finally:
+            await subject.close()
+
+    async def change_beside(store: Any) -> None:
+        def note(count: int, _: int) -> None:
+            counts.append(count)
+            rested.append(not on_sqlite or time.monotonic() >= engine_of(store).writer.rest_until)
+            if is_shared:
+                Counter(other).add()
+
+        top = await grow(store, 30)
+        given = {"force": True} if change == "delete" else {}
+        await done(getattr(top, change)(**given, progress=note))
+
+    counts: list[int] = []
+    rested: list[bool] = []
+    on_sqlite = "namespace" not in place
+    monkeypatch.setattr(trees, "SESSIONS_PER_PASS", 8)
+    monkeypatch.setattr(trees, "ROWS_PER_PASS", 1_000)
+    monkeypatch.setattr("holdfast.kernel.sqlite.transactions.LONG_SECONDS", 0.0)
+    with holdfast.open(**place) as other:
+        asyncio.run(case())
+    # The first pass does not know of others yet, and the last has what is left.
+    sizes = [after - before for before, after in pairwise(counts)][1:-1]
+    assert set(sizes) == {4 if is_shared and on_sqlite else 8}
+    assert all(rested[2:]) or not is_shared
 
 
 @in_sync

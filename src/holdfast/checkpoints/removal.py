@@ -19,7 +19,7 @@ from ..dataclass import dataclass
 from ..errors import CorruptRecord, SessionNotFound
 from ..feed import emit
 from ..kernel.append_only import through_door
-from ..kernel.flow import Flow, invoke, perform
+from ..kernel.flow import Flow, invoke, let_others_write, perform
 from ..kernel.nouns import Retention
 from ..kernel.operation import (
     Lock,
@@ -236,6 +236,7 @@ def _prune_session(runtime: Runtime, retention: Retention, session: Row) -> Flow
         removed += yield from perform_reading_ahead(
             runtime, remove_planned, runtime, retention, session, plan
         )
+        yield from let_others_write(runtime)
         if plan.is_last:
             break
         before = plan

@@ -8,7 +8,7 @@ from itertools import takewhile
 from ..clock import iso
 from ..kernel.append_only import through_door
 from ..kernel.files import archived
-from ..kernel.flow import Flow, invoke, perform
+from ..kernel.flow import Flow, invoke, let_others_write, perform
 from ..kernel.nouns import Retention
 from ..kernel.operation import (
     Lock,
@@ -88,6 +88,7 @@ def _forget_feed(work: FeedRetention, retention: Retention, root_id: str) -> Flo
             last = found[-1].position if found else 0
             yield from invoke(retention.archive.append, lines)
         count = yield from perform(FeedRetention.forget, work, root_id, last)
+        yield from let_others_write(work.runtime)
         pruned += Pruned(events=count, archived=len(lines))
         if count < EVENTS_PER_PASS:
             return pruned

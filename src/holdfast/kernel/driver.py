@@ -427,6 +427,15 @@ class Driver:
         if self.is_inside:
             raise _reentered()
 
+    @property
+    def keeps_others_waiting(self) -> bool:
+        """Whether others have to wait for a transaction of maintenance, and do."""
+        return False
+
+    def rest_seconds(self) -> float:
+        """Return how long to let others write after a transaction of maintenance."""
+        return 0.0
+
     def copy_to(self, path: Path, progress: Progress | None) -> None:
         """Copy one snapshot of the store into a new SQLite file; blocks."""
         raise NotImplementedError
@@ -535,6 +544,15 @@ class AsyncDriver(Driver):
     def is_inside(self) -> bool:
         """Whether this thread is inside a call of the sync twin."""
         return self._twin.is_inside
+
+    @property
+    def keeps_others_waiting(self) -> bool:
+        """Whether others have to wait for a transaction of maintenance, and do."""
+        return self._twin.keeps_others_waiting
+
+    def rest_seconds(self) -> float:
+        """Return how long to let others write after a transaction of maintenance."""
+        return self._twin.rest_seconds()
 
     def copy_to(self, path: Path, progress: Progress | None) -> None:
         """Copy one snapshot of the store into a new SQLite file; blocks."""

@@ -35,7 +35,7 @@ from ..arguments import shown
 from ..dataclass import dataclass
 from ..errors import InvalidArgument
 from .driver import AsyncDriver, SyncDriver
-from .operation import Async, Call, Handle, Mode, Sync, operation
+from .operation import Async, Call, Handle, Mode, Runtime, Sync, operation
 from .threads import Latch, Thread
 
 P = ParamSpec("P")
@@ -160,6 +160,16 @@ def wait(seconds: float, topic: str | None = None, seen: int = 0) -> Flow[bool]:
     """Wait, and return whether the topic was rung."""
     was_rung: bool = yield Wait(seconds, topic, seen)
     return was_rung
+
+
+def let_others_write(runtime: Runtime) -> Flow[None]:
+    """Wait between two transactions of maintenance while others write.
+
+    Otherwise a call of theirs that takes two transactions would wait for both.
+    """
+    driver = runtime.driver
+    if driver.keeps_others_waiting and (seconds := driver.rest_seconds()) > 0:
+        yield Wait(seconds)
 
 
 class flow(Generic[P, R_co]):  # noqa: N801 - it is used as a decorator

@@ -10,7 +10,7 @@ from ..errors import Compacted, SessionNotFound
 from ..feed.events import TREE_SEQUENCE
 from ..kernel.append_only import through_door
 from ..kernel.files import Archive, archived
-from ..kernel.flow import Flow, invoke, perform
+from ..kernel.flow import Flow, invoke, let_others_write, perform
 from ..kernel.nouns import Retention
 from ..kernel.operation import (
     Lock,
@@ -100,6 +100,7 @@ def compact(runtime: Runtime, root_id: str, before: int, *, only_ended: bool = F
     after: tuple[int, str] | None = (0, "")
     while after is not None:
         count, after = yield from perform(Compaction.remove_events, ops, before, after)
+        yield from let_others_write(runtime)
         removed += count
     while count := (yield from perform(Compaction.remove_tombstones, ops, before)):
         removed += count

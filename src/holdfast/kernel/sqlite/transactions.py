@@ -223,6 +223,9 @@ class Writer:
         self._runs_uncounted = False
         self.rest_until = 0.0
         """When to ask for the lock again if others want it, in monotonic time."""
+        self.has_others = False
+        """Whether something else was written between the last two long transactions."""
+        self._version_after_long = -1
         self.files = Files(path)
         prepare_file(path, vfs)
         self.side_lock = SideLock(path)
@@ -323,6 +326,7 @@ class Writer:
         try:
             connection = self.connection or self.open()
             changes_before = self._begin(connection, jobs[0])
+            version_before = connection.data_version()
             for job in jobs:
                 self._run(job, is_alone=len(jobs) == 1)
             worked = time.thread_time() - worked
@@ -338,6 +342,8 @@ class Writer:
             if worked > LONG_SECONDS:
                 ended = time.monotonic()
                 self.rest_until = ended + min(ended - started, REST_SECONDS_MAX)
+                self.has_others = version_before != self._version_after_long
+                self._version_after_long = connection.data_version()
         except apsw.Error as error:
             self.close()
             raise TransactionEnded from translate(error, self.path)
