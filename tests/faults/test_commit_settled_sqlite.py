@@ -245,10 +245,17 @@ def test_a_commit_that_fails_once_is_settled_rightly(
 
 
 @in_company
+@pytest.mark.parametrize("long_seconds", [0.0, 60.0], ids=["long", "short"])
 def test_a_commit_that_comes_back_from_the_log_was_made(
-    tmp_path: Path, template: Path, companies: Companies, report: Report
+    tmp_path: Path,
+    template: Path,
+    companies: Companies,
+    report: Report,
+    long_seconds: float,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its sync fails, and so does the closing: the next connection finds it in the WAL."""
+    monkeypatch.setattr("holdfast.kernel.sqlite.transactions.LONG_SECONDS", long_seconds)
 
     def arrange(scene: Scene) -> list[Fault]:
         disk = scene.disk

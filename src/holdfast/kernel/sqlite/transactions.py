@@ -343,7 +343,9 @@ class Writer:
                 ended = time.monotonic()
                 self.rest_until = ended + min(ended - started, REST_SECONDS_MAX)
                 self.has_others = version_before != self._version_after_long
-                self._version_after_long = connection.data_version()
+                # A COMMIT that had to be settled has closed the connection.
+                if connection is self.connection:
+                    self._version_after_long = connection.data_version()
         except apsw.Error as error:
             self.close()
             raise TransactionEnded from translate(error, self.path)
