@@ -15,6 +15,7 @@ import psycopg
 import pytest
 
 import holdfast
+from holdfast.effects.ledger import finish
 from holdfast.kernel.operation import rows
 from holdfast.kernel.postgres.connections import CONNECTIONS_MAX
 from holdfast.testing.nouns import Counter
@@ -141,6 +142,32 @@ def test_while_the_server_is_unreachable_a_commit_is_unknown_and_settled_later(
         expected = ["first", *(["unknown"] if is_made else []), "after"]
         assert found_in(other) == expected
         assert found_in(store) == expected
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_turn_whose_last_commit_was_unknown_has_the_results_of_its_calls(
+    moment: Moment, proxy: PostgresProxy, through: Place, direct: Place, monkeypatch: Any
+) -> None:
+    def finish_reachable(*given: Any) -> Any:
+        unknown.append(type(given[-1]))
+        proxy.accept()
+        return finish(*given)
+
+    @holdfast.tool(effect="mutate")
+    def act(number: int) -> int:
+        if number == 2:
+            strand(store, proxy, moment)
+        return number
+
+    unknown: list[type] = []
+    monkeypatch.setattr("holdfast.effects.turns.finish", finish_reachable)
+    with holdfast.open(**through, busy_timeout_seconds=BUSY_SECONDS) as store:
+        uses = [holdfast.ToolUse(act, {"number": number}, f"c{number}") for number in (1, 2)]
+        answers = store.session("s").call_all(uses)
+        assert [getattr(each, "value", each) for each in answers] == [1, 2]
+    assert set(unknown) == {holdfast.CommitUnknown}
+    with holdfast.open(**direct) as other:
+        assert {each.status for each in other.effects(session="s")} == {"completed"}
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])

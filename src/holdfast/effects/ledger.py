@@ -504,12 +504,13 @@ class Ledger(PerStore):
         return Owned(ticket_of(row, request.place, request.guard))
 
 
-def finish(ledger: Ledger, ticket: Ticket, outcome: EffectOutcome) -> Flow[None]:
+def finish(
+    ledger: Ledger, ticket: Ticket, outcome: EffectOutcome, unknown: CommitUnknown | None = None
+) -> Flow[None]:
     """Record an outcome; after a takeover, store it as late and raise LeaseLost.
 
-    Only this process knows the outcome, so a store that is busy or unreachable is retried.
+    Only this process knows it, so a busy store is retried. An `unknown` commit may have stored it.
     """
-    unknown: CommitUnknown | None = None
     for pause in (*FINISH_PAUSES_SECONDS, None):
         try:
             if unknown is not None:
@@ -528,8 +529,7 @@ def finish(ledger: Ledger, ticket: Ticket, outcome: EffectOutcome) -> Flow[None]
         except (StoreBusy, StoreUnavailable, StoreFull, CommitUnknown) as error:
             if pause is None:
                 raise
-            if isinstance(error, CommitUnknown):
-                unknown = error
+            unknown = error if isinstance(error, CommitUnknown) else unknown
             yield from wait(pause)
     yield from perform(Ledger.keep_late, ledger, ticket, outcome)
     raise ticket.lost()

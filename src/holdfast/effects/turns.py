@@ -13,10 +13,10 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from ..dataclass import dataclass
-from ..errors import HoldfastError, LeaseLost
+from ..errors import CommitUnknown, HoldfastError, LeaseLost
 from ..kernel.flow import INTERRUPTS, Flow, Perform, perform, perform_to_the_end, wait
 from ..kernel.operation import Call
 from ..kernel.signals import LOCAL_TOPIC, TREE_TOPIC
@@ -31,6 +31,7 @@ WRITTEN = f"{LOCAL_TOPIC}outcomes"
 # An intent is looked at again after this time, or when this process knows of a change in its tree.
 LOOK_SECONDS = 0.05
 
+R = TypeVar("R")
 CallAnswer: TypeAlias = Result[Any] | Exception
 OnAnswer: TypeAlias = Callable[[int, CallAnswer], Flow[None]]
 """Called with each answer; if it raises, calls that have not started are not made."""
@@ -105,7 +106,8 @@ class _Turn:
         self._is_watched = False
         self._is_writing = False
         """Whether the recorder's thread writes what it has taken."""
-        self._unrecorded: deque[_Returned] = deque()
+        self._unrecorded: deque[tuple[_Returned, CommitUnknown | None]] = deque()
+        """Each with the error that leaves open whether it was recorded all the same."""
         self._topic = _topic_of(calls[0])
         self._looked = 0.0, 0
         self._issue: Call[list[Ticket | None]] | None = None
@@ -194,31 +196,39 @@ class _Turn:
         # Whoever finds nothing held any more has to find this.
         self._is_writing = True
         returned = _taken(self._held)
-        recorded = [False] * len(returned)
+        recorded, unknown = [False] * len(returned), None
         try:
             if returned:
                 finish_all = Call(Ledger.finish_all, self._ledger, (_ended(returned),))
                 recorded = self._ledger.runtime.run(finish_all)
+        except CommitUnknown as error:
+            unknown = error
+            raise
         finally:
-            self._note(returned, recorded)
+            self._note(returned, recorded, unknown)
             self._is_writing = False
             self._ledger.signals.ring_here(WRITTEN)
 
-    def _note(self, returned: Sequence[_Returned], recorded: Sequence[bool]) -> None:
+    def _note(
+        self,
+        returned: Sequence[_Returned],
+        recorded: Sequence[bool],
+        unknown: CommitUnknown | None,
+    ) -> None:
         """Give up the leases on what is recorded, and remember what is not."""
         for each, is_recorded in zip(returned, recorded, strict=True):
             if is_recorded:
                 self._ledger.keeper.drop(each.kept)
             else:
-                self._unrecorded.append(each)
+                self._unrecorded.append((each, unknown))
 
     def record(self) -> Flow[None]:
         """Record the outcomes of tools that have returned, in one commit."""
         yield from self._record_returned()
         while self._unrecorded:
-            each = self._unrecorded.popleft()
+            each, unknown = self._unrecorded.popleft()
             try:
-                yield from finish(self._ledger, each.ticket, each.outcome)
+                yield from finish(self._ledger, each.ticket, each.outcome, unknown)
             except LeaseLost as lost:
                 self.lost[each.index] = lost
             finally:
@@ -237,13 +247,15 @@ class _Turn:
             seen = self._ledger.signals.count(WRITTEN)
 
     def _record_together(self, returned: Sequence[_Returned]) -> Flow[None]:
-        recorded = [False] * len(returned)
+        recorded, unknown = [False] * len(returned), None
         try:
             recorded = yield from perform(Ledger.finish_all, self._ledger, _ended(returned))
+        except CommitUnknown as error:
+            unknown = error
         except HoldfastError:
-            return  # The turn retries each one by itself.
+            pass  # The turn retries each one by itself.
         finally:
-            self._note(returned, recorded)
+            self._note(returned, recorded, unknown)
 
     def abort(self) -> Flow[None]:
         """Record the outcomes of calls that returned, and close those that were never made."""
@@ -253,7 +265,7 @@ class _Turn:
         yield from self._record_to_the_end()
 
     def _record_to_the_end(self) -> Flow[None]:
-        returned = [*_taken(self._unrecorded), *_taken(self._held)]
+        returned = [*(each for each, _ in _taken(self._unrecorded)), *_taken(self._held)]
         if returned:
             with contextlib.suppress(HoldfastError):
                 given = _ended(returned)
@@ -291,9 +303,9 @@ class _Turn:
             self._ledger.keeper.drop(kept)
 
 
-def _taken(returned: deque[_Returned]) -> list[_Returned]:
+def _taken(returned: deque[R]) -> list[R]:
     """Take all, each of which nobody else takes."""
-    taken: list[_Returned] = []
+    taken: list[R] = []
     with contextlib.suppress(IndexError):
         while True:
             taken.append(returned.popleft())
