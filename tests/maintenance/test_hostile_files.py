@@ -15,7 +15,7 @@ import pytest
 import holdfast
 from holdfast.checkpoints.portable import ItemsRecord, LineRecord, PinRecord
 from holdfast.codec import Codec, Limits
-from holdfast.effects.portable import EffectRecord
+from holdfast.effects.portable import AncestryRecord, EffectRecord
 from holdfast.errors import CorruptRecord, HoldfastError, InvalidArgument, LimitExceeded
 from holdfast.feed.portable import EventRecord, TreeRecord
 from holdfast.portable import file as format
@@ -309,7 +309,12 @@ def test_a_refusal_names_the_record_and_the_field(place: Any, file: Path, frames
         at = frames.index(frame)
         return [*frames[:at], frame, *frames[at:]]
 
-    attempt = first(AttemptRecord)
+    attempt, fork = first(AttemptRecord), first(AncestryRecord)
+    [forked] = [
+        each.id
+        for each in frames
+        if isinstance(each, SessionRecord) and each.number == fork.session_number
+    ]
     effect, session = map(frames.index, map(first, (EffectRecord, SessionRecord)))
     wrong = {
         f"record {effect} has a wrong effect.reason: Invalid enum value 'tired'":
@@ -318,6 +323,8 @@ def test_a_refusal_names_the_record_and_the_field(place: Any, file: Path, frames
             changed(frames, SessionRecord, status="fine"),
         "the pin of version 1 of 'a' comes twice":
             twice(first(PinRecord)),
+        f"the origins of session {forked!r} come twice":
+            twice(fork),
         f"attempt 1 of work item {attempt.item_id!r} comes twice":
             twice(attempt),
         f"attempt 7 of work item {attempt.item_id!r} is one more than the item had":

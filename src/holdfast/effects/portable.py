@@ -168,10 +168,13 @@ class AncestryRecord(Record, frozen=True, tag="ancestry"):
     lineage: list[OriginField] | None = None
 
     def problem(self, seen: Seen) -> str | None:
-        """Check that the salt is known, and that only a fork has a lineage."""
-        session = seen.sessions.get(self.session_number)
+        """Check that it comes once, its salt is known, and only a fork has a lineage."""
+        session, known = seen.sessions.get(self.session_number), seen.of(_SeenEffects).ancestries
         if session is None:
             return f"session {self.session_number} has origins but is not in the file"
+        if self.session_number in known:
+            return f"the origins of session {session.id!r} come twice"
+        known.add(self.session_number)
         if self.salt not in seen.whole.of(_SeenEffects).salts:
             return f"session {session.id!r} has a salt that does not precede it"
         is_fork = self.lineage is None or session.origin_version is not None
@@ -205,6 +208,8 @@ class _SeenEffects:
     """Effects that others undo, or were undone by."""
     owners: Kept[tuple[str, str], str] = kept(str)
     """The sessions and items that effects belong to, each with one of its effects."""
+    ancestries: KeptSet[int] = kept_set()
+    """The numbers of sessions whose origins have come."""
 
 
 @dataclass(slots=True)
