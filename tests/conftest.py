@@ -89,10 +89,12 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     _session.close()
 
 
-@pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="session", autouse=True)
+def patience() -> Iterator[None]:
     """A machine that stands still for a second is no error of a function of `store.run`."""
-    monkeypatch.setattr("holdfast.store.COMPOSED_SECONDS_MAX", 60.0)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("holdfast.store.COMPOSED_SECONDS_MAX", 60.0)
+        yield
 
 
 @pytest.fixture(scope="session")
