@@ -247,6 +247,11 @@ CUT = (
         ("postgresql://u:12#s3cret@h/d", f"'postgresql://u:***@h/d' {CUT}"),
         ("postgresql://h/d?listen=postgresql://u:12/s3cret@i/d",
          f"'postgresql://u:***@i/d' {CUT}"),
+        ("postgresql://u:s3cret", "'postgresql://u:***' has a port that is not a number"),
+        ("postgresql://u:s3cret/d", "'postgresql://u:***' has a port that is not a number"),
+        ("postgresql://u:s3cret?user=s3cret@h/d",
+         "'postgresql://u:***' has a port that is not a number"),
+        ("postgresql://h/d?token=s3cret@x", f"'postgresql://h:***@x' {CUT}"),
         ("postgresql://u:s3cret:12@h:s3/d", "'postgresql://u:***@h:s3/d' has a port that is not a "
                                             "number"),
         ("postgresql://u:s3cret\u2100@h/d", "'postgresql://u:***@h/d' is not usable: its host is "

@@ -229,10 +229,10 @@ def test_a_missing_store_is_made_by_the_command_that_is_suggested(run: Any) -> N
     for command in (["doctor"], ["sessions", "list"], ["migrate", "--status"]):
         assert run(*command, "--url", url).endswith(f", {suggested}")
         assert "`holdfast migrate`" in run(*command)
-    server = "postgresql://u:s3cret@127.0.0.1:1/d"
-    assert with_place("run `holdfast migrate`", server, "a b") == (
-        "run `holdfast migrate --url URL --namespace 'a b'`"
-    )
+    for server in ("u:s3cret@127.0.0.1:1/d", "u:s3cret", "u:s/3cret@h", "u:s[3cret@h", "h?token=s"):
+        assert with_place("run `holdfast migrate`", f"postgresql://{server}", "a b") == (
+            "run `holdfast migrate --url URL --namespace 'a b'`"
+        )
 
 
 @pytest.mark.parametrize(

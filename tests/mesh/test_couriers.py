@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -141,6 +142,28 @@ def test_a_hook_that_fails_delays_its_messages_and_its_secret_is_not_logged(
     assert CANARY not in caplog.text
 
 
+def test_what_a_hook_raises_on_resumption_is_neither_stored_nor_logged(
+    store: holdfast.Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    def hook(call: Any) -> dict[str, str]:
+        if call.kind == "resume":
+            raise RuntimeError(f"cannot renew {CANARY}")
+        return {}
+
+    caplog.set_level(logging.DEBUG, "holdfast")
+    transport = Memory()
+    given: dict[str, Any] = {"credentials": hook, **QUICK}
+    workers = [each.worker(store, transport, **given) for each in (PLANNER, WEATHER)]
+    with Mesh(store, transport) as mesh, running(*workers):
+        mesh.request("planner", ["Oslo"], wait_seconds=0)
+        until(lambda: "RuntimeError" in caplog.text, "the hook is not called")
+        [item] = store.work.list(type="resume")
+        until(lambda: store.work.errors(item.id), "no error is stored")
+    assert CANARY not in caplog.text
+    assert CANARY.encode() not in everything(store)
+    assert hex_of(CANARY) not in everything(store)
+
+
 @pytest.mark.parametrize("ending", ["answer", "pause"])
 def test_a_request_is_acknowledged_when_its_answer_or_pause_is_durable(
     store: holdfast.Store, ending: str
@@ -240,6 +263,40 @@ def test_a_message_that_fails_does_not_hold_up_those_behind_it(store: holdfast.S
     transport.send("agent:weather", Message(id="m2", ask_id="a2", body=body, **given))
     with running(WEATHER.worker(store, transport, **QUICK)):
         until(lambda: store.work.list(status="completed"), "the second is not served")
+
+
+def test_forged_messages_are_delivered_once_and_hold_up_nothing(
+    place: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    # Redelivered at once unless acknowledged.
+    transport = Recording(ack_seconds=0.01)
+    with holdfast.open(**place) as store, Mesh(store, transport) as mesh:
+        encode, address = store.runtime.codec.encode, f"store:{store.store_id()}"
+        given: dict[str, Any] = {"kind": "answer", "store_id": "far", "ask_id": "r1", "number": 1}
+        mesh.request("nobody", request_id="r1", wait_seconds=0)
+        ok = {"status": "ok", "result": CANARY}
+        bodies: list[Any] = [{**ok, "artifacts": each} for each in (5, None, [CANARY], [{"a": 1}])]
+        bodies += [{"status": CANARY}, {"status": [1]}, [CANARY], CANARY]
+        forged = [Message(id="m", body=encode(each), **given) for each in bodies]
+        given |= {"body": encode(ok)}
+        forged += [Message(id=id, **given) for id in ("", "a\nb: c", "x" * 100_000)]
+        forged += [Message(id="m", **{**given, "body": 5, "token": CANARY})]
+        for each in forged:
+            transport.send(address, each)
+        until(lambda: transport.acknowledged == ["answer"] * len(forged), "some come again")
+        with running(WEATHER.worker(store, transport, **QUICK)):
+            assert mesh.request("weather", {"city": "Oslo"}).state == "ok"
+        told = [each for each in caplog.records if each.levelno >= logging.WARNING]
+        assert 0 < len(told) <= len(forged)
+        assert all("cannot be processed and is dropped" in each.getMessage() for each in told)
+        assert not any(each.exc_info for each in told)
+        assert CANARY not in caplog.text
+        answer = mesh.wait("r1").answer
+        assert answer is not None
+        assert answer.status == "error"
+        # Only what a store can have sent is confirmed.
+        confirmed = [each.id for to, each in transport.messages if to == "store:far"]
+        assert set(confirmed) == {f"m {store.store_id()}"}
 
 
 def test_an_answer_that_the_asker_cannot_take_is_an_error(

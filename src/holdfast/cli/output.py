@@ -10,13 +10,13 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from ..checkpoints.diff import brief, printable
 from ..clock import SystemClock, iso
 from ..codec import to_json
 from ..errors import COMMANDING
 from ..formatting import ago
+from ..kernel.url import redact
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -86,7 +86,7 @@ def with_place(text: str, url: str | None, namespace: str | None) -> str:
 
     A URL with a password is not repeated.
     """
-    if url is not None and (urlsplit(url).password or "password=" in url):
+    if url is not None and redact(url).replace("***", "") != url:
         url = "URL"
     given = {"url": url, "namespace": namespace}
     options = "".join(f" --{name} {shlex.quote(each)}" for name, each in given.items() if each)

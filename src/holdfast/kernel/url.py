@@ -33,6 +33,7 @@ _SHOWN = {
 }
 _MAY_HAVE_AT = {"user", "password", "sslpassword", "listen"}
 _SERVERS = ("postgresql://", "postgres://")
+_LOGIN_END = re.compile("[:/?#]")
 _PORT = re.compile(r"^[^:\[\]]*(:\d*)?$|^\[[^\]]*\](:\d*)?$")
 INSECURE = "HOLDFAST_INSECURE"
 _KNOWN = (
@@ -156,8 +157,13 @@ def redact(url: str) -> str:
     if _has_cut_login(query):
         place, options = rest, []
     login, at, host = place.rpartition("@")
-    user, colon, _ = login.partition(":")
-    login = f"{user}:***" if colon else user
+    user = _LOGIN_END.split(login, maxsplit=1)[0]
+    login = user if user == login else f"{user}:***"
+    netloc = host.partition("/")[0]
+    ports = [] if at or scheme == "sqlite" or "[" in netloc else netloc.split(",")
+    if not all(map(_PORT.search, ports)):
+        # The @ is missing or further on, and what looks like a port is a password.
+        host, options = f"{netloc.partition(':')[0]}:***", []
     shown = [
         f"{name}={value if name in _SHOWN and '://' not in unquote(value) else '***'}"
         for name, _, value in options

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
 from ..arguments import require_text, require_text_or_none, require_whole, shown
-from ..errors import CorruptRecord, HoldfastError, InvalidArgument, StoreClosed
+from ..errors import CorruptRecord, HoldfastError, InvalidArgument, StoreClosed, StoreError
 from ..kernel.flow import is_async
 from ..kernel.operation import Call, operation
 from ..kernel.threads import Thread
@@ -45,6 +45,8 @@ FULL_SECONDS = 0.05
 BACKOFF_SECONDS = 0.2
 BACKOFF_SECONDS_MAX = 30.0
 RESENDS_DOUBLED_MAX = 5
+# The id of a receipt holds those of a message and of a store.
+ID_CHARACTERS_MAX = 1_000
 
 log = logging.getLogger("holdfast.mesh")
 
@@ -89,15 +91,31 @@ def require_credentials(credentials: Credentials | None) -> Credentials | None:
 
 
 def minted(credentials: Credentials | None, identified: Identified) -> dict[str, str]:
-    """Return the headers that a hook returns, checked."""
+    """Return the headers that a hook returns, checked.
+
+    Of what it raises only the type is told: its message may contain a secret, and the error of an
+    attempt to resume is stored and logged.
+    """
     if credentials is None:
         return {}
-    headers = credentials(identified)
+    try:
+        headers = credentials(identified)
+    except Exception as error:
+        raise HoldfastError(f"the credentials hook raised {type(error).__name__}") from None
     if not isinstance(headers, Mapping) or not all(
         isinstance(part, str) for pair in headers.items() for part in pair
     ):
         raise InvalidArgument("a credentials hook must return a mapping of names to text")
     return dict(headers)
+
+
+def require_envelope(message: Message) -> None:
+    """Raise InvalidArgument for a message that no store can have sent."""
+    require_text("id", message.id, ID_CHARACTERS_MAX)
+    require_text("ask", message.ask_id)
+    require_text("store", message.store_id)
+    require_whole("number", message.number, 0)
+    require_text_or_none("token", message.token)
 
 
 class Courier:
@@ -213,8 +231,7 @@ class Courier:
             self._run(refuse, outgoing, str(error))
             return True
         except Exception as error:
-            # Only its type: a hook may have put a secret into its message.
-            told = error if isinstance(error, TransportError) else type(error).__name__
+            told = error if isinstance(error, HoldfastError) else type(error).__name__
             log.warning("%s to %s is sent again: %s", outgoing.kind, outgoing.address, told)
             is_reached = not isinstance(error, TransportError)
             delay_seconds = min(BACKOFF_SECONDS * doubled, BACKOFF_SECONDS_MAX)
@@ -278,31 +295,27 @@ class Courier:
         if self._stopping.is_set():
             delivery.nack()
             return
-        message = delivery.message
+        message, is_running, is_confirmed = delivery.message, False, True
         try:
+            require_envelope(message)
             is_running = self._apply(delivery, intake)
-        except (InvalidArgument, CorruptRecord) as error:
-            # It would fail again the next time.
-            log.error(
-                "%s of ask %s cannot be processed: %s", message.kind, shown(message.ask_id), error
-            )
-            self._reject(message, str(error))
-            is_running = False
-        except Exception:
+        except StoreError:
             delivery.nack(BACKOFF_SECONDS)
             raise
+        except (InvalidArgument, CorruptRecord) as error:
+            is_confirmed = self._reject(message, error)
+        except Exception as error:
+            # Not confirmed, so that its sender, if it is one of ours, sends it again later.
+            self._log_drop(message, error)
+            is_confirmed = False
         if not is_running:
             delivery.ack()
-        if message.kind != "receipt" and message.store_id != self._store_id:
+        if is_confirmed and message.kind != "receipt" and message.store_id != self._store_id:
             self._confirm(message)
 
     def _apply(self, delivery: Delivery, intake: Intake | None) -> bool:
         """Apply a message; True if it started an item, whose end acknowledges the message."""
         message = delivery.message
-        require_text("ask", message.ask_id)
-        require_text("store", message.store_id)
-        require_whole("number", message.number, 0)
-        require_text_or_none("token", message.token)
         if message.kind == "receipt":
             self._run(confirm, message.number, message.ask_id, message.store_id)
             return False
@@ -324,13 +337,30 @@ class Courier:
             intake.accept(Delivered(row, delivery, asked_at))
         return row is not None
 
-    def _reject(self, message: Message, reason: str) -> None:
-        """Answer the call of a message that cannot be processed with an error, if possible."""
-        told = f"The {message.kind} cannot be processed: {reason}"
+    def _reject(self, message: Message, error: HoldfastError) -> bool:
+        """Answer the call of a message that cannot be processed with an error; False if it cannot.
+
+        A message that could not have been sent by a store is not answered.
+        """
+        self._log_drop(message, error)
+        told = f"The {message.kind} cannot be processed: {error}"
         try:
+            require_envelope(message)
             self._run(reject, self._incoming(message, {}), message.kind, self._agent, told)
-        except InvalidArgument as error:
-            log.error("%s of ask %s is dropped: %s", message.kind, shown(message.ask_id), error)
+        except StoreError:
+            raise
+        except Exception:
+            return False
+        return True
+
+    def _log_drop(self, message: Message, error: Exception) -> None:
+        """Log a message that is not delivered again, without its content: that may be forged."""
+        log.error(
+            "%s of ask %s cannot be processed and is dropped: %s",
+            message.kind,
+            shown(message.ask_id),
+            type(error).__name__,
+        )
 
     def _incoming(self, message: Message, body: Any) -> Incoming:
         token = message.token

@@ -14,13 +14,13 @@ import os
 import re
 import threading
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 from urllib.parse import SplitResult, parse_qsl, urlsplit, urlunsplit
 
 import msgspec
 
-from ..arguments import require_seconds, require_text, require_whole, shown
+from ..arguments import require_seconds, require_whole, shown
 from ..errors import InvalidArgument
 from ..extras import required
 from ..kernel.threads import Thread
@@ -28,9 +28,8 @@ from .transports import Message, TransportError, Undeliverable
 
 with required("NATS", "nats"):
     from nats.aio.client import Client
-    from nats.errors import MaxPayloadError
     from nats.js.api import ConsumerConfig, RetentionPolicy, StreamConfig
-    from nats.js.errors import BadRequestError
+    from nats.js.errors import APIError, BadRequestError
 
 T = TypeVar("T")
 
@@ -42,11 +41,18 @@ DUPLICATES_SECONDS = 120.0
 RECONNECT_SECONDS = 0.25
 # How long the same error is not logged again: while a server is down, it comes at every attempt.
 TELL_SECONDS = 60.0
+ADDRESS_CHARACTERS_MAX = 1_000
+SCHEMES = ("nats", "tls", "ws", "wss")
 ADDRESS_OPTIONS = ("prefix", "ack_seconds", "credentials")
 UNACKNOWLEDGED_MAX = 10_000
 PREFIX = re.compile(r"[A-Za-z0-9_-]{1,50}")
 # What can be used unescaped in a subject and in the name of a consumer.
 PLAIN = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+MESSAGE_ID = "Nats-Msg-Id"
+# JetStream's error code for a message that its stream's settings do not allow.
+MESSAGE_TOO_LARGE = 10054
+TOO_LARGE = "the message is larger than the NATS server accepts; see {}"
 
 log = logging.getLogger("holdfast.mesh")
 encode = msgspec.msgpack.Encoder().encode
@@ -73,13 +79,13 @@ class Nats:
         replicas: int = 1,
         **options: Any,
     ) -> None:
-        given = [servers] if isinstance(servers, str) else list(servers)
-        for server in given:
-            parts = urlsplit(require_text("servers", server, 1_000))
+        given = list(servers) if isinstance(servers, list | tuple) else [servers]
+        for server in given or [None]:
+            parts = _split(server)
             if parts.path.strip("/") or parts.query or parts.fragment:
                 raise InvalidArgument(
-                    f"an address of NATS has a host and a port alone, not {_shown(parts)}; "
-                    "Nats.at takes one with options"
+                    "an address of NATS has nothing after its port: give several servers as a "
+                    "list; Nats.at takes an address with options"
                 )
         if not isinstance(prefix, str) or not PREFIX.fullmatch(prefix):
             raise InvalidArgument(
@@ -90,7 +96,7 @@ class Nats:
         require_seconds("message_days", message_days, 3650, least=0.001)
         require_whole("replicas", replicas, 1, 5)
         self.resend_seconds = resend_seconds
-        self._servers = given
+        self._servers: Sequence[Any] = given
         self._options = options
         self._prefix = prefix
         self._ack_seconds = ack_seconds
@@ -111,7 +117,7 @@ class Nats:
 
         The options are `prefix`, `ack_seconds` and `credentials`, a user's credentials file.
         """
-        parts = urlsplit(require_text("address", address, 1_000))
+        parts = _split(address)
         try:
             pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
         except ValueError:
@@ -169,9 +175,24 @@ class Nats:
         return f"{self._prefix}.{kind}.{token}"
 
 
-def _shown(parts: SplitResult) -> str:
-    """Return what follows the host in an address; what comes before it may be a password."""
-    return shown(urlunsplit(parts._replace(scheme="", netloc="")))
+def _split(address: object) -> SplitResult:
+    """Split an address. Errors do not repeat it: any part of one that is wrong may be a secret."""
+    told = "an address of NATS is nats://HOST:PORT, nats://USER:PASSWORD@HOST:PORT or with a TOKEN"
+    if not isinstance(address, str) or len(address) > ADDRESS_CHARACTERS_MAX:
+        raise InvalidArgument(f"{told}, a text of up to {ADDRESS_CHARACTERS_MAX} characters")
+    try:
+        parts = urlsplit(address)
+        is_complete = parts.scheme in SCHEMES and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        parts, is_complete = urlsplit(""), False
+    if not is_complete or not address.isprintable():
+        raise InvalidArgument(f"{told}, without line breaks")
+    if "@" in parts.path + parts.query + parts.fragment:
+        raise InvalidArgument(
+            f"{told}; a password with / ? or # is given to Nats as user= and password=, and @ "
+            "after the host is written as %40"
+        )
+    return parts
 
 
 def _seconds(text: str) -> float:
@@ -179,6 +200,12 @@ def _seconds(text: str) -> float:
         return float(text)
     except ValueError:
         raise InvalidArgument(f"ack_seconds must be a number, not {shown(text)}") from None
+
+
+def _header_bytes(headers: Mapping[str, str]) -> int:
+    """Return how many bytes headers add to a message: a version line, theirs, and an empty one."""
+    lines = ["NATS/1.0", *(f"{name}: {value}" for name, value in headers.items()), ""]
+    return sum(len(line.encode()) + 2 for line in lines)
 
 
 def _digest(name: str) -> str:
@@ -227,15 +254,17 @@ class _Lines:
     async def send(self, subject: str, message: Message) -> None:
         """Publish a message, and wait for the stream's acknowledgement."""
         jetstream = await self._ready()
-        headers = {"Nats-Msg-Id": message.id}
+        headers, payload = {MESSAGE_ID: message.id}, encode(message)
+        # The client compares the payload alone, and the server closes the connection.
+        if len(payload) + _header_bytes(headers) > self._connection.max_payload:
+            raise Undeliverable(TOO_LARGE.format("max_payload"))
         try:
-            await jetstream.publish(
-                subject, encode(message), timeout=REPLY_SECONDS, headers=headers
-            )
-        except MaxPayloadError:
-            raise Undeliverable(
-                "the message is larger than the NATS server accepts; see its max_payload"
-            ) from None
+            await jetstream.publish(subject, payload, timeout=REPLY_SECONDS, headers=headers)
+        except APIError as error:
+            if error.err_code == MESSAGE_TOO_LARGE:
+                raise Undeliverable(TOO_LARGE.format("the stream's max_msg_size")) from None
+            self._jetstream = None
+            raise
         except Exception:
             # The stream may have been lost with the server's files.
             self._jetstream = None
@@ -255,10 +284,13 @@ class _Lines:
         deliveries = []
         for each in found:
             try:
-                deliveries.append(NatsDelivery(decode(each.data), each, self.loop))
-            except msgspec.DecodeError:
+                message = decode(each.data)
+            except Exception:
+                # Its bytes decide what a decoder raises.
                 log.error("a message on %s is not one of Holdfast's; it is dropped", subject)
-                await each.term()
+                await _quietly(each.term())
+            else:
+                deliveries.append(NatsDelivery(message, each, self.loop))
         return deliveries
 
     async def _consumer(self, subject: str) -> Any:

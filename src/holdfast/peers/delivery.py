@@ -134,7 +134,7 @@ def take_answer(runtime: Runtime, incoming: Incoming) -> Op[None]:
     """Record the answer of a peer at another store; one to an unknown call is dropped."""
     if (yield from _is_carried(incoming.ask_id)):
         body = incoming.body
-        artifacts = [_artifact(each) for each in body.get("artifacts", ())]
+        artifacts = _artifacts(body.get("artifacts", []))
         given = (incoming.ask_id, body.get("result"), str(body.get("status")), artifacts)
         yield from answer(runtime, *given, tells_peer=False)
 
@@ -169,8 +169,8 @@ def _is_carried(ask_id: str) -> Op[bool]:
     return ask is not None and ask["route"] is not None and ask["origin_id"] is None
 
 
-def _artifact(given: Any) -> Artifact:
+def _artifacts(given: Any) -> list[Artifact]:
     try:
-        return Artifact(**given)
+        return [Artifact(**each) for each in given]
     except TypeError:
-        raise InvalidArgument("an artifact of the answer cannot be read") from None
+        raise InvalidArgument("the artifacts of the answer cannot be read") from None
