@@ -392,6 +392,36 @@ def test_a_timeline_is_played_back_and_grows(page: Page, place: dict[str, Any]) 
     expect(page.locator("main")).to_contain_text("added:11")
 
 
+def test_a_late_update_does_not_bring_a_reader_of_the_past_to_the_present(
+    page: Page, place: dict[str, Any]
+) -> None:
+    lines = "s = store.session('late'); [s.state.set('n', n * 11) for n in range(1, 5)]"
+    in_another_process(place, lines)
+    page.goto("/ui/sessions/late/state")
+    expect(page.locator("#live")).to_contain_text("Live")
+    row = page.get_by_role("row").filter(has=page.get_by_role("link", name="n", exact=True))
+    expect(row).to_contain_text("44")
+    held: list[Any] = []
+
+    def hold(route: Any) -> None:
+        held.append(route)
+
+    # The next update of the present is on its way until the reader has gone back.
+    page.route("**/ui/sessions/late/state", hold)
+    in_another_process(place, "store.session('late').state.set('n', 55)")
+    while not held:
+        page.wait_for_timeout(10)
+    page.get_by_role("slider").focus()
+    page.keyboard.press("ArrowLeft")
+    expect(row).to_contain_text("33")
+    expect(page).to_have_url(re.compile(r"\?at="))
+    with page.expect_response(lambda answer: "at=" in answer.url):
+        for each in held:
+            each.continue_()
+    expect(page.get_by_text("This is the past.")).to_be_visible()
+    expect(row).to_contain_text("33")
+
+
 def test_work_is_steered_and_claims_are_seen(page: Page, place: dict[str, Any]) -> None:
     with holdfast.open(**place) as store:
         for name in ("waits", "dies"):

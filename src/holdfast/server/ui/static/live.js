@@ -106,6 +106,11 @@ function isFollowed() {
   return !place || feed?.readyState === EventSource.OPEN;
 }
 
+function renew(/** @type {Document} */ fresh) {
+  if (exchange(fresh) > 0) speak("The page was updated.");
+  document.dispatchEvent(new CustomEvent("refreshed", { detail: fresh }));
+}
+
 async function refresh() {
   timer = 0;
   if (paused || asking || document.hidden) {
@@ -115,16 +120,18 @@ async function refresh() {
   asking = true;
   stale = false;
   try {
-    const answer = await fetch(location.href, { headers: { accept: "text/html" } });
+    const asked = location.href;
+    const answer = await fetch(asked, { headers: { accept: "text/html" } });
     if (answer.redirected && !answer.url.startsWith(location.origin + location.pathname)) {
       location.reload();
       return;
     }
     if (answer.ok) {
+      const text = await answer.text();
       if (!paused && isFollowed()) show("Live");
-      const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
-      if (exchange(fresh) > 0) speak("The page was updated.");
-      document.dispatchEvent(new CustomEvent("refreshed", { detail: fresh }));
+      // Meanwhile the reader may have gone to another moment, whose address the page has now.
+      if (location.href === asked) renew(new DOMParser().parseFromString(text, "text/html"));
+      else stale = true;
     } else if (answer.status === 404) {
       paused = true;
       button.hidden = true;
