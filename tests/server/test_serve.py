@@ -13,18 +13,23 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from websockets.exceptions import ConnectionClosed
 
 import holdfast
 from holdfast.cli.app import run
+from holdfast.server import serve
 from holdfast.server.serve import Address, bound
 from holdfast.server.start import start_token
+from tests.server.live import live
 from tests.server.processes import (
     client_of,
     free_port,
@@ -263,6 +268,69 @@ def test_as_many_files_may_be_open_as_connections(file: dict[str, Any]) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     [line] = [each for each in limits.splitlines() if each.startswith("Max open files")]
     assert int(line.split()[3]) > 600
+
+
+def test_without_free_files_connections_wait_and_one_line_is_logged(
+    file: dict[str, Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    secret = made_token(file)
+    with (
+        server_process("--port=0", **file) as (process, told),
+        client_of(told, secret) as client,
+        ExitStack() as stack,
+    ):
+        assert client.get("/sessions/one").is_success
+        place = (client.base_url.host, client.base_url.port or 0)
+        opened = len(list(Path(f"/proc/{process.pid}/fd").iterdir()))
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (opened + 3, opened + 100))
+        for _ in range(8):
+            stack.enter_context(socket.create_connection(place))
+        logged = ""
+        while not logged:
+            logged += capfd.readouterr().err
+            assert process.poll() is None
+            time.sleep(0.01)
+        stack.close()
+        with client_of(told, secret) as late:
+            assert late.get("/sessions/one").is_success
+        logged += capfd.readouterr().err
+    [line] = logged.splitlines()
+    assert line == "connections wait, as none can be accepted now: Too many open files"
+
+
+def test_a_stop_tells_followers_where_to_go_on_and_waits_for_none_that_does_not_read(
+    file: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Longer than the end of a server is waited for.
+    monkeypatch.setattr(serve, "GRACE_SECONDS", 3_600)
+    made_token(file)
+    path, told = "/sessions/one/state/stream", list[bytes]()
+    with ExitStack() as stack:
+        with live(**file) as server:
+            frames = stack.enter_context(server.socket(path))
+            events = stack.enter_context(server.raw())
+            unread = [stack.enter_context(server.raw()) for _ in range(2)]
+            host = server.url.removeprefix("http://")
+            login = f"HTTP/1.1\r\nauthorization: Bearer {server.secret}\r\nhost: {host}\r\n\r\n"
+            for each in (events, unread[0]):
+                each.sendall(f"GET {path} {login}".encode())
+                while b"retry:" not in each.recv(4_096):
+                    pass
+            for number in range(12):
+                assert server.put("one", f"k{number}", "x" * 900_000).is_success
+            unread[1].sendall(f"GET /sessions/one/state {login}".encode())
+            last = 0
+            while last < 12:
+                last = json.loads(frames.recv())["sequence"]
+            received = iter(partial(events.recv, 65_536), b"")
+            reading = threading.Thread(target=lambda: told.extend(received))
+            reading.start()
+        reading.join(60)
+        assert b"event: ended" in b"".join(told[-3:])
+        with pytest.raises(ConnectionClosed):
+            frames.recv(timeout=60)
+        assert (frames.close_code, frames.close_reason) == (1012, "after=12")
+    assert not [each for each in caplog.records if each.exc_info]
 
 
 def test_limits_can_be_set(file: dict[str, Any]) -> None:

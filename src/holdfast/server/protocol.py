@@ -45,16 +45,26 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         """End a client that answers no pings; a follower is told where to continue, like any other
         that does not read.
         """
-        extensions: dict[str, Any] = self.scope.get("extensions") or {}
+        if not self._end_following(Lagging()):
+            super().keepalive_timeout()
+
+    def shutdown(self) -> None:
+        """End when the server stops; a follower is told where to continue elsewhere."""
+        if not self._end_following(Refusal("unavailable", "the server is stopping")):
+            super().shutdown()
+
+    def _end_following(self, error: Exception) -> bool:
+        """End a client that follows with a reason; return False if it does not follow."""
+        extensions: dict[str, Any] = (self.scope or {}).get("extensions") or {}
         place = extensions.get(PACKED, {}).get("place")
         if place is None or self.close_sent or self.transport.is_closing():
-            super().keepalive_timeout()
-            return
-        self.pong_timer = self.pending_ping_payload = None
-        self.conn.fail(*closing(Lagging(), place()))
+            return False
+        self.stop_keepalive()
+        self.conn.fail(*closing(error, place()))
         self.close_sent = True
         self.transport.write(b"".join(self.conn.data_to_send()))
         self.transport.close()
+        return True
 
     def data_received(self, data: bytes) -> None:
         """Receive data from the client; a handshake that cannot be parsed is refused at once."""
@@ -64,7 +74,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     async def send(self, message: Any) -> None:
         """Send a message; a complete response that refuses the handshake also completes it."""
-        is_sent = message["type"] in {"websocket.accept", "websocket.send"}
+        is_sent = message["type"] in {"websocket.accept", "websocket.send", "websocket.close"}
         if is_sent and self.transport.is_closing():
             # The loop calls `connection_lost` later, and has no turn while there is much to send.
             # Until then uvicorn would report a handshake that was left incomplete.

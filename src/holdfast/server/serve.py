@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import ipaddress
+import logging
 import os
 import resource
 import signal
@@ -22,13 +24,19 @@ import uvicorn
 from .. import store as stores
 from ..arguments import require_whole
 from ..errors import HoldfastError, InvalidArgument, StoreUnavailable
+from ..leases import uptime_seconds
 from ..worker.upkeep import Upkeep
 from .app import Api, Receive, Scope, Send
 from .context import Context
 from .options import LOOPBACK, Options
 from .protocol import WebSocketProtocol, limited
 
+# How long requests that are at work when the server stops may take.
 GRACE_SECONDS = 10
+# A client that reads nothing for so long while the server stops is dropped.
+READ_SECONDS = 0.5
+TELL_SECONDS = 60.0
+NO_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 KEEP_ALIVE_SECONDS = 75
 AUDIT_SECONDS = 60.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -39,6 +47,8 @@ LOCALHOST = "localhost"
 FILES_BESIDE = 256
 # How often to look for a port that is free at both loopback addresses.
 PORT_ATTEMPTS = 100
+
+log = logging.getLogger("holdfast.server")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +170,7 @@ class Process(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start serving."""
+        asyncio.get_running_loop().set_exception_handler(_report)
         await super().startup(sockets)
         if self.started:
             self._ready()
@@ -167,7 +178,54 @@ class Process(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End followers, and finish the requests in progress."""
         self._application.stop()
-        await super().shutdown(sockets)
+        dropping = asyncio.create_task(self._drop_unread())
+        try:
+            await super().shutdown(sockets)
+        finally:
+            dropping.cancel()
+
+    async def _drop_unread(self) -> None:
+        """Drop clients that do not read, so that the end waits for no one but requests at work."""
+        waiting: dict[Any, int] = {}
+        while True:
+            await asyncio.sleep(READ_SECONDS)
+            transports = [each.transport for each in self.server_state.connections]
+            unread = {each: each.get_write_buffer_size() for each in transports}
+            for transport, size in unread.items():
+                if size and waiting.get(transport) == size:
+                    transport.abort()
+            waiting = unread
+
+
+class Listener(socket.socket):
+    """A listening socket that waits a second when no file can be opened, and logs it seldom.
+
+    An event loop pauses for that second at every error, and would ask on at once, a thousand times.
+    """
+
+    _is_paused = False
+    _tell_again_at = 0.0
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Accept a connection; after an error that calls for a pause, report none once."""
+        if self._is_paused:
+            self._is_paused = False
+            raise BlockingIOError
+        try:
+            return super().accept()
+        except OSError as error:
+            self._is_paused = error.errno in NO_RESOURCES
+            if self._is_paused and uptime_seconds() >= self._tell_again_at:
+                self._tell_again_at = uptime_seconds() + TELL_SECONDS
+                log.error("connections wait, as none can be accepted now: %s", error.strerror)
+            raise
+
+
+def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log an error of the event loop, unless a listener has."""
+    error = context.get("exception")
+    if not isinstance(error, OSError) or error.errno not in NO_RESOURCES:
+        loop.default_exception_handler(context)
 
 
 @dataclass(slots=True)
@@ -285,7 +343,7 @@ def _bound_tcp(host: str, port: int) -> socket.socket:
     # asyncio disables Nagle's delay only for a socket that is known to be TCP.
     with contextlib.ExitStack() as undoing:
         try:
-            bound_socket = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+            bound_socket = Listener(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
             undoing.callback(bound_socket.close)
             bound_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             bound_socket.bind((host, port))
@@ -316,7 +374,7 @@ def _bound_unix(path: str) -> socket.socket:
                 os.unlink(path)
             else:
                 raise InvalidArgument(f"another server is already listening at {path}")
-    bound_socket = socket.socket(socket.AF_UNIX)
+    bound_socket = Listener(socket.AF_UNIX)
     before = os.umask(0o177)
     try:
         bound_socket.bind(path)
