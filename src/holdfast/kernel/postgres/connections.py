@@ -17,7 +17,6 @@ from contextlib import closing
 from typing import Any
 
 import psycopg
-from psycopg.types.numeric import Int8Dumper
 
 from ...errors import HoldfastError, InvalidArgument, StoreClosed, StoreUnavailable
 from ..url import PostgresTarget, without_values
@@ -61,7 +60,7 @@ class Turn:
 
 def connect(dsn: str, seconds: float, name: str) -> Connection:
     """Connect with a timeout of at least two seconds; raises psycopg's errors."""
-    connection = Connection.connect(
+    return Connection.connect(
         dsn,
         **OPTIONS,
         connect_timeout=max(2, math.ceil(min(CONNECT_SECONDS_MAX, seconds))),
@@ -69,9 +68,6 @@ def connect(dsn: str, seconds: float, name: str) -> Connection:
         autocommit=True,
         prepare_threshold=None,
     )
-    # With one dumper for all integers, each statement has one prepared form.
-    connection.adapters.register_dumper(int, Int8Dumper)
-    return connection
 
 
 def connect_error(error: psycopg.Error, dsn: str) -> HoldfastError:

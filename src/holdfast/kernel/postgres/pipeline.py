@@ -15,21 +15,25 @@ import select
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 import psycopg
 from psycopg import generators
 from psycopg.abc import PQGen
-from psycopg.adapt import PyFormat, Transformer
-from psycopg.pq import ConnStatus, ExecStatus, Format, PGnotify, TransactionStatus
+from psycopg.adapt import AdaptersMap, PyFormat, Transformer
+from psycopg.postgres import register_default_adapters
+from psycopg.postgres import types as postgres_types
+from psycopg.pq import ConnStatus, ExecStatus, Format, PGnotify, PipelineStatus, TransactionStatus
 from psycopg.pq.abc import PGconn, PGresult
+from psycopg.types.numeric import Int8Dumper
 from psycopg.waiting import Wait
 
 from ..driver import Boundary
 from ..flow import in_thread
 from ..operation import Row
 
+T = TypeVar("T")
 _Key: TypeAlias = "tuple[str, tuple[int, ...]]"
 
 PREPARED_MAX = 1_000
@@ -54,6 +58,20 @@ class Silent(psycopg.OperationalError):
         super().__init__(f"the server gave no answer for {limit_seconds:g} s")
 
 
+class _Adapters:
+    """How values travel, whatever is registered on the connection or for the whole process."""
+
+    adapters = AdaptersMap(types=postgres_types)
+
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+
+
+register_default_adapters(_Adapters(None))
+# With one dumper for all integers, each statement has one prepared form.
+_Adapters.adapters.register_dumper(int, Int8Dumper)
+
+
 class Slot:
     """The right to one connection, until it is freed or unreferenced."""
 
@@ -69,7 +87,7 @@ class Link:
     The connection must not refer to its link: the last reference to a link closes it.
     """
 
-    def __init__(self, connection: psycopg.Connection[Any], slot: Slot, *, prepares: bool):
+    def __init__(self, connection: Any, slot: Slot, *, prepares: bool):
         self.writer_id = ""
         self.batch = 0
         self.made_at = self.used_at = time.monotonic()
@@ -80,7 +98,7 @@ class Link:
         self.descriptor = connection.fileno()
         self._readable = select.poll()
         self._readable.register(self.descriptor, select.POLLIN)
-        self._transformer = Transformer(connection)
+        self._transformer = Transformer(_Adapters(connection))
         self._prepares = prepares
         self._prepared: dict[_Key, bytes] = {}
         self._columns: dict[str, list[str]] = {}
@@ -130,7 +148,12 @@ class Link:
         is_alive: Callable[[], bool] | None = None,
     ) -> list[Reply]:
         """Make one round trip on this thread; after the limit, go on as long as `is_alive`."""
-        steps = self.exchange(messages)
+        return self.perform(self.exchange(messages), limit_seconds, is_alive)
+
+    def perform(
+        self, steps: PQGen[T], limit_seconds: float, is_alive: Callable[[], bool] | None = None
+    ) -> T:
+        """Run what waits for the socket on this thread."""
         try:
             wanted = next(steps)
             while True:
@@ -139,8 +162,8 @@ class Link:
                         raise Silent(limit_seconds)
                 wanted = steps.send(found)
         except StopIteration as stop:
-            replies: list[Reply] = stop.value
-            return replies
+            result: T = stop.value
+            return result
 
     def _wait(self, wanted: int, limit_seconds: float) -> int:
         """Wait until the socket can be read or written, as wanted; return which, or 0."""
@@ -167,12 +190,24 @@ class Link:
     ) -> list[Reply]:
         """Make one round trip in the event loop; with `to_the_end`, a cancellation is raised only
         after it, unless it takes too long.
+        """
+        steps = self.exchange(messages)
+        return await self.perform_async(steps, limit_seconds, is_alive, to_the_end=to_the_end)
+
+    async def perform_async(
+        self,
+        steps: PQGen[T],
+        limit_seconds: float,
+        is_alive: Callable[[], bool] | None = None,
+        *,
+        to_the_end: bool = False,
+    ) -> T:
+        """Run what waits for the socket in the event loop.
 
         psycopg's own wait would need an extra task to continue after a cancellation.
         """
         loop = asyncio.get_running_loop()
         cancelled: asyncio.CancelledError | None = None
-        steps = self.exchange(messages)
         try:
             wanted = next(steps)
             while True:
@@ -193,8 +228,8 @@ class Link:
         except StopIteration as stop:
             if cancelled is not None:
                 raise cancelled from None
-            replies: list[Reply] = stop.value
-            return replies
+            result: T = stop.value
+            return result
         except psycopg.Error as error:
             if cancelled is not None:
                 raise cancelled from error
@@ -221,6 +256,21 @@ class Link:
         if error is not None:
             raise error
         return [*map(self._reply, messages, results)]
+
+    def drain(self) -> PQGen[None]:
+        """Read what is left of an exchange that was cut off anywhere, if there was one."""
+        pgconn = self._pgconn
+        if pgconn.pipeline_status == PipelineStatus.OFF:
+            return
+        pgconn.pipeline_sync()
+        yield from generators.send(pgconn)
+        while pgconn.pipeline_status != PipelineStatus.OFF:
+            yield from generators.fetch_many(pgconn)
+            # Refused until the last answer has been read.
+            with suppress(psycopg.OperationalError):
+                pgconn.exit_pipeline_mode()
+            if pgconn.status != ConnStatus.OK:
+                raise psycopg.OperationalError("the connection was lost")
 
     def _dump(self, message: Message) -> _Dumped:
         if not message.values:

@@ -19,7 +19,6 @@ from psycopg import errors as pg
 
 from ...errors import (
     CommitUnknown,
-    InvalidArgument,
     StoreBusy,
     StoreError,
     StoreReadOnly,
@@ -116,7 +115,7 @@ class Transactions:
         One that `repeats` is idempotent: a lost COMMIT of it is not settled but repeated. `loop` is
         the event loop that drives the call, if one does.
         """
-        self._require_allowed(call)
+        self.require_allowed(call)
         deadline = until or time.monotonic() + self.settings.busy_timeout_seconds
         writes = partial(self._write, loop=loop)
         runs = writes if call.operation.mode == "write" else self._read
@@ -155,38 +154,8 @@ class Transactions:
             execution.finish(self._notifier.signals)
         return execution.result
 
-    def join(self, connection: Any, call: Call[R]) -> Steps[R]:
-        """Run a call inside the caller's transaction, in a savepoint; hooks are not run."""
-        self._require_allowed(call)
-        execution = Execution(call, self.settings.services)
-        execution.advance()
-        release = Message("RELEASE SAVEPOINT holdfast")
-        try:
-            shown = yield Send(connection, [Message("SHOW transaction_isolation")])
-        except psycopg.Error as error:
-            raise translate(error) from error
-        isolation = shown[0].rows[0]["transaction_isolation"]
-        if isolation != "read committed":
-            raise InvalidArgument(
-                f"within() needs a READ COMMITTED transaction, this one is {isolation.upper()}"
-            )
-        yield Send(connection, [*self._local({}), Message("SAVEPOINT holdfast")])
-        try:
-            while execution.queries:
-                replies = yield Send(
-                    connection, [self.message(query) for query in execution.queries]
-                )
-                execution.advance([reply.rows for reply in replies])
-            yield Send(connection, [*map(self.message, execution.closing(at_once=True)), release])
-        except Exception as error:
-            if not is_connection_lost(error):
-                yield Send(connection, [Message("ROLLBACK TO SAVEPOINT holdfast"), release])
-            if isinstance(error, psycopg.Error):
-                raise translate(error) from error
-            raise
-        return execution.result
-
-    def _require_allowed(self, call: Call[Any]) -> None:
+    def require_allowed(self, call: Call[Any]) -> None:
+        """Refuse a call that writes, if the store was opened for reading."""
         if call.operation.mode == "write" and self.settings.mode == "read":
             raise StoreReadOnly(operation=call.name)
 
@@ -362,7 +331,7 @@ class Transactions:
         mark = (connection.writer_id, connection.batch)
         queries = one_trip.statements(execution, self.settings.services, *mark)
         begin = Message("BEGIN", boundary="begin")
-        opening = [begin, *self._local({}), self._first(Query(self._settling, {}), execution)]
+        opening = [begin, *self.local({}), self._first(Query(self._settling, {}), execution)]
         commit = Message("COMMIT", boundary="commit")
         messages = [*opening, *map(self.message, queries), commit]
         try:
@@ -434,7 +403,7 @@ class Transactions:
         opening = [
             Message("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", boundary="begin"),
             # A slow statement is waited for, but not one that a lock keeps from beginning.
-            *self._local({"lock_timeout": self._lock_timeout} if is_patient else {}),
+            *self.local({"lock_timeout": self._lock_timeout} if is_patient else {}),
         ]
         while execution.queries:
             replies = yield from self._ask(connection, opening, execution)
@@ -506,10 +475,10 @@ class Transactions:
     def _open(self, connection: Link, execution: Execution[Any]) -> list[Message]:
         """Return the first statements of a write transaction: its mark and its settings."""
         if not execution.call.operation.is_marked:
-            return self._local(self._write_settings)
+            return self.local(self._write_settings)
         connection.batch += 1
         parameters = {"writer_id": connection.writer_id, "batch": connection.batch}
-        return [*self._local({}), self._first(Query(self._opening, parameters), execution)]
+        return [*self.local({}), self._first(Query(self._opening, parameters), execution)]
 
     def _first(self, settings: Query, execution: Execution[Any]) -> Message:
         """Return the statement that makes the settings and waits in the queue of the tree.
@@ -531,7 +500,7 @@ class Transactions:
         if reply.rows and self._notifier is not None:
             self._notifier.followers.note(reply.rows)
 
-    def _local(self, settings: Mapping[str, str]) -> list[Message]:
+    def local(self, settings: Mapping[str, str]) -> list[Message]:
         """Return the statement that makes transaction-local settings, which poolers allow."""
         if self.settings.is_clock_virtual:
             settings = {**settings, "holdfast.now_ms": str(self.settings.clock.now_ms())}
