@@ -69,7 +69,13 @@ class _Init:
         self._options = options
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
-        made = self._cls.__init__ = _compile_init(self._cls, **self._options)
+        try:
+            made = self._cls.__init__ = _compile_init(self._cls, **self._options)
+        except RuntimeError as error:
+            # Python 3.11 hides an interrupt in one, if it came while it was naming the fields.
+            if isinstance(error.__cause__, KeyboardInterrupt | SystemExit):
+                raise error.__cause__ from None
+            raise
         return made if instance is None else MethodType(made, instance)
 
 
