@@ -1,5 +1,7 @@
 """Holdfast: durable state for AI agents."""
 
+import holdfast_command as _command  # noqa: F401 - first, because the rest takes a while
+
 from .access import AuditCheck, AuditRecord, NewToken, Token
 from .checkpoints.diff import Diff
 from .checkpoints.read import Growth

@@ -64,8 +64,11 @@ def test_output_that_cannot_be_written_is_told_or_told_by_the_code(
     assert file.read_bytes() == before
 
 
-@pytest.mark.parametrize("module", ["holdfast.store", "typer"])
-def test_ctrl_c_while_the_command_is_imported_says_nothing(module: str) -> None:
+@pytest.mark.parametrize("module", ["holdfast.codec", "holdfast.store", "typer"])
+@pytest.mark.parametrize("started", ["-c from holdfast_command import main; main()", "-m holdfast"])
+def test_ctrl_c_while_the_command_is_imported_says_nothing(
+    tmp_path: Path, module: str, started: str
+) -> None:
     program = f"""
 import os, signal, sys
 class Interrupting:
@@ -74,11 +77,15 @@ class Interrupting:
             os.kill(os.getpid(), signal.SIGINT)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.meta_path.insert(0, Interrupting)
-from holdfast_command import main
-main()
 """
+    # Python imports it before anything else.
+    (tmp_path / "sitecustomize.py").write_text(program)
     result = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+        [sys.executable, *started.split(" ", 1), "--help"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (result.returncode, result.stdout, result.stderr) == (130, "", "")
 
