@@ -19,7 +19,9 @@
 --
 -- A section begins with a line naming the databases it is for; a statement ends with `;` and an
 -- empty line. A line `--[append-only] table (key)` stands for triggers that refuse to update,
--- delete or replace its rows, except for deletion through a door.
+-- delete or replace its rows, except for deletion through a door. A row whose key, or any other unique
+-- key, is taken is refused whatever the statement says about conflicts; or with `skips taken keys`
+-- not inserted, where statements of ours say ON CONFLICT DO NOTHING.
 
 --[both]
 CREATE TABLE hf_meta (

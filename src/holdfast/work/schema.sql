@@ -112,7 +112,7 @@ CREATE UNIQUE INDEX ux_work_redriven ON hf_work (redriven_from) WHERE redriven_f
 
 CREATE INDEX ix_work_first ON hf_work (first_id) WHERE first_id IS NOT NULL;
 
---[append-only but for updates] hf_work (number)
+--[append-only but for updates] hf_work (number), skips taken keys
 
 --[sqlite]
 CREATE TRIGGER hf_work_no_update BEFORE UPDATE ON hf_work
