@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
+import psycopg
 import pytest
 
 import holdfast
 from holdfast.peers.pauses import is_met
 from holdfast.testing.subject import Subject, done, raises
+from tests.checkpoints.colours import sql
 from tests.conftest import InColour
 from tests.peers.agents import claim, opened, planner, results, resume, serve, status, waiting_items
 
@@ -35,6 +39,64 @@ def test_the_last_answer_makes_the_session_ready_once_in_dispatch_order(
         assert [answer.ask_id for answer in resumption.answers] == [first.id, second.id]
         assert (resumption.context, resumption.reason) == ({"step": 3}, "peers")
         assert await status(store, "plan") == "active"
+
+    in_colour(case)
+
+
+INDEXES = """
+SELECT indexname, indexdef FROM pg_indexes
+WHERE schemaname = %s AND tablename = 'hf_asks' AND indexname LIKE 'ix_%%'
+"""
+
+
+@asynccontextmanager
+async def rows_reversed(store: Any, place: dict[str, Any]) -> AsyncIterator[None]:
+    """Let calls be read in the reverse order, where a query asks for none."""
+    if "namespace" not in place:
+        await done(sql(store, "PRAGMA reverse_unordered_selects = 1"))
+        yield
+        return
+    with psycopg.connect(place["url"], autocommit=True) as connection:
+        connection.execute(f'SET search_path TO "{place["namespace"]}"')
+        connection.execute("CREATE INDEX reverse ON hf_asks (number DESC)")
+        connection.execute("CLUSTER hf_asks USING reverse")
+        connection.execute("DROP INDEX reverse")
+        # An index could give the order that is to be asked for.
+        indexes = connection.execute(INDEXES, [place["namespace"]]).fetchall()
+        for name, _ in indexes:
+            connection.execute(f"DROP INDEX {name}")
+        try:
+            yield
+        finally:
+            for _, definition in indexes:
+                connection.execute(definition)
+
+
+def test_answers_come_in_dispatch_order_wherever_their_rows_are(
+    in_colour: InColour, place: dict[str, Any]
+) -> None:
+    async def case(subject: Subject) -> None:
+        store, clock = await opened(subject)
+        session = await planner(store)
+        calls = [await done(session.ask("peer", number)) for number in range(6)]
+        for number in (4, 0):
+            await done(store.answer(calls[number].id, number))
+        await done(session.pause())
+        for number in (5, 2, 3, 1):
+            await done(store.answer(calls[number].id, number))
+        other = await planner(store, "other")
+        for number, call in reversed([(n, await done(other.ask("peer", n))) for n in range(6)]):
+            await done(store.answer(call.id, number))
+        async with rows_reversed(store, place):
+            expected = [("ok", number) for number in range(6)]
+            assert results((await done(other.pause())).answers) == expected
+            item = await claim(store, "planner", lease_seconds=30)
+            assert results((await done(item.resume())).answers) == expected
+            for seconds in (31, 5):
+                clock.advance(seconds)
+                await done(store.recover())
+            _, again = await resume(store)
+            assert results(again.answers) == expected
 
     in_colour(case)
 
