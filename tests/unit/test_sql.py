@@ -25,6 +25,7 @@ def rewritten(sql: str) -> str:
         ("SELECT '100%', 'it''s :x'", "SELECT '100%', 'it''s :x'"),
         ("SELECT 1 /*pg FOR UPDATE */", "SELECT 1 FOR UPDATE"),
         ("SELECT 1 /*pg LIMIT :n */", "SELECT 1 LIMIT $1"),
+        ("SELECT /*sqlite*/ :a = hf_t /*end*/ /*pg :b */, :c", "SELECT   $1, $2"),
         ("SELECT 1 -- :no\n, 2 /* :no */", "SELECT 1  \n, 2"),
         ("SELECT * FROM hf_events", 'SELECT * FROM "s".hf_events'),
         ("SELECT 'hf_events', x_hf_y", "SELECT 'hf_events', x_hf_y"),
@@ -52,10 +53,10 @@ def test_each_store_has_its_schema_and_its_columns_in_a_text_that_was_rewritten_
 
 
 def test_sqlite_takes_the_text_as_it_is() -> None:
-    sql = "SELECT :a, :now, :a, ':b' /*pg , :c */ FROM hf_events"
+    sql = "SELECT :a, :now, :a, ':b' /*pg , :c */ /*sqlite*/ , :d /*end*/ FROM hf_events"
     statement = sqlite.statement(sql)
     assert statement.text == sql
-    assert statement.parameters == ("a", "now")
+    assert statement.parameters == ("a", "now", "d")
 
 
 def test_sqlite_gets_values_by_the_numbers_that_it_gives_to_names() -> None:

@@ -1,6 +1,7 @@
 """One SQL text for both databases: valid SQLite as written, rewritten once for PostgreSQL.
 
-On PostgreSQL the content of `/*pg … */` is uncommented, `:name` becomes a numbered parameter and
+On PostgreSQL the content of `/*pg … */` is uncommented, what stands between `/*sqlite*/` and
+`/*end*/` is dropped, `:name` becomes a numbered parameter and
 `:now` the schema's clock function, `hf_…` is qualified with the schema, `INDEXED BY …` is dropped
 (the planner has statistics), and five DDL keywords are translated. Text has the collation "C", so
 it is compared by bytes as on SQLite.
@@ -12,7 +13,7 @@ import functools
 import json
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import Literal
 
@@ -24,6 +25,7 @@ _TOKEN = re.compile(
     | (?P<quoted>"(?:[^"]|"")*")
     | (?P<line_comment>--[^\n]*)
     | /\*pg\b(?P<postgres>.*?)\*/
+    | /\*sqlite\*/(?P<sqlite>.*?)/\*end\*/
     | (?P<comment>/\*.*?\*/)
     | (?P<cast>::)
     | :(?P<parameter>[a-z_][a-z0-9_]*)
@@ -105,8 +107,15 @@ def _taker(names: Sequence[str]) -> Callable[[Mapping[str, object]], tuple[objec
 @functools.lru_cache(_TEXTS_KEPT)
 def _names(sql: str) -> tuple[str, ...]:
     """Return the parameters as SQLite numbers them: in the order in which they first appear."""
-    found = (token["parameter"] for token in _TOKEN.finditer(sql))
-    return tuple(dict.fromkeys(name for name in found if name is not None))
+    return tuple(dict.fromkeys(_named(sql)))
+
+
+def _named(sql: str) -> Iterator[str]:
+    for token in _TOKEN.finditer(sql):
+        if token["sqlite"] is not None:
+            yield from _named(token["sqlite"])
+        if token["parameter"] is not None:
+            yield token["parameter"]
 
 
 @functools.lru_cache(_TEXTS_KEPT)
@@ -128,7 +137,7 @@ class _Rewriter:
         match token.lastgroup:
             case "postgres":
                 return self.rewrite(token["postgres"])
-            case "line_comment" | "comment" | "hint":
+            case "line_comment" | "comment" | "hint" | "sqlite":
                 return " "
             case "parameter" if token["parameter"] == "now":
                 return f"{_SCHEMA}.hf_now()"
@@ -166,10 +175,31 @@ def given_keys(parameter: str, kind: Literal["INTEGER", "TEXT"] = "TEXT") -> str
 )"""  # noqa: S608
 
 
-def merged(branches: Sequence[str], order: str = "number") -> str:
-    """Return one query for a page of the rows of several; each can use its own index."""
+def along(columns: Mapping[str, str], start: str) -> str:
+    """Return the condition for the rows with these values behind a start, `number > :after`.
+
+    To be used in `merged` with the names of the columns, which begin an index.
+    """
+    column, comparison, value = start.split()
+    names, values = ", ".join(columns), ", ".join(columns.values())
+    equal = " AND ".join(f"{name} = {value}" for name, value in columns.items())
+    end = {">": "<=", "<": ">="}[comparison]
+    stretch = f"({names}, {column}) {comparison} ({values}, {value}) AND ({names}) {end} ({values})"
+    return f"/*sqlite*/ {equal} AND {start} /*end*/ /*pg {stretch} */"
+
+
+def merged(branches: Sequence[str], order: str = "number", leading: Iterable[str] = ()) -> str:
+    """Return one query for a page of the rows of several; each can use its own index.
+
+    With its `leading` columns, PostgreSQL must read along that index. Of rows with equal values it
+    would expect to find some soon in the order of their numbers alone, and may read a whole table.
+    """
     page = f"ORDER BY {order} LIMIT :limit"
+    sense = order.removeprefix("number")
+    inner = (
+        f"ORDER BY /*pg {''.join(f'{each}{sense}, ' for each in leading)} */ {order} LIMIT :limit"
+    )
     if len(branches) == 1:
-        return f"{branches[0]} {page}"
-    parts = (f"SELECT * FROM ({each} {page}) AS part{n}" for n, each in enumerate(branches))  # noqa: S608
+        return f"{branches[0]} {inner}"
+    parts = (f"SELECT * FROM ({each} {inner}) AS part{n}" for n, each in enumerate(branches))  # noqa: S608
     return f"SELECT * FROM ({' UNION ALL '.join(parts)}) AS found {page}"  # noqa: S608

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -37,12 +38,12 @@ from ..kernel.operation import (
     together,
 )
 from ..kernel.signals import TREE_TOPIC
-from ..kernel.sql import merged
+from ..kernel.sql import along, merged
 from ..leases import uptime_seconds
 from ..records import Event
 from ..sessions.access import lock_and_read_with, require_writable
 from ..sessions.handle import SessionHandle
-from ..sessions.rows import READ_PLACE_BY_ID, SESSIONS_OF_TREE
+from ..sessions.rows import READ_PLACE_BY_ID
 from ..work.items import Item
 from .answers import answer, cancel_call, decide, expire_locked
 from .artifacts import add_artifact, artifacts_of
@@ -100,13 +101,9 @@ ROWS_PER_PAGE_MAX = 1_000
 GRACE_SECONDS_MAX = 3_600.0
 POLL_SECONDS = 0.5
 NUMBER_MAX = 2**62
-LIST_ASKS = f"{SELECT_ASKS} WHERE number > :after"
-LIST_PAUSES = f"{SELECT_PAUSES} WHERE number > :after"
-# A request from outside has no session; it has the id of the root that it makes.
-OF_TREE = (
-    f"session_number IN {SESSIONS_OF_TREE}",
-    "id = :root_id AND root_id = :root_id AND session_number IS NULL",
-)
+AFTER = "number > :after"
+LIST_ASKS = f"{SELECT_ASKS} WHERE true"
+LIST_PAUSES = f"{SELECT_PAUSES} WHERE true"
 OWN_ASKS = f"""
 {SELECT_ASKS} WHERE session_number = :number AND number < :before ORDER BY number
 """
@@ -423,7 +420,7 @@ class StorePeers(Handle[C]):
         if state is not None:
             require_one_of("state", state, ASK_STATES)
         given = {"root_id": getattr(root, "root_id", root), "agent": agent, "state": state}
-        found = yield from _page(LIST_ASKS, given, ASK_STATES, after, limit, OF_TREE)
+        found = yield from _page(LIST_ASKS, given, ASK_STATES, after, limit)
         return [call_of(self.runtime.codec, row) for row in found]
 
     @query
@@ -451,7 +448,7 @@ class StorePeers(Handle[C]):
             "reason": reason,
             "state": state,
         }
-        found = yield from _page(LIST_PAUSES, given, PAUSE_STATES, after, limit, OF_TREE[:1])
+        found = yield from _page(LIST_PAUSES, given, PAUSE_STATES, after, limit)
         return [pause_of(self.runtime.codec, row) for row in found]
 
     @query
@@ -488,7 +485,6 @@ def _page(
     states: Sequence[str],
     after: int,
     limit: int,
-    of_tree: Sequence[str],
 ) -> Op[list[Row]]:
     """Return a page of a listing, along an index that begins with the given columns."""
     require_whole("after", after, 0)
@@ -496,11 +492,22 @@ def _page(
     given = {name: value for name, value in wanted.items() if value is not None}
     for name, value in given.items():
         require_text(name.removesuffix("_id"), value)
-    branches = [" AND ".join([statement, *(f"{name} = :{name}" for name in given)])]
-    if "root_id" in given:
-        # A tree is small; the indexes of the rest are not to be used.
-        rest = [f"coalesce({name}, '') = :{name}" for name in given if name != "root_id"]
-        branches = [" AND ".join([statement, each, *rest]) for each in of_tree]
-    elif given and "state" not in given:
-        branches = [f"{branches[0]} AND state = '{state}'" for state in states]
-    return (yield from listed(merged(branches), **given, after=after, limit=limit))
+    page = page_of(statement, tuple(given), tuple(states))
+    return (yield from listed(page, **given, after=after, limit=limit))
+
+
+@functools.cache
+def page_of(statement: str, columns: Sequence[str], states: Sequence[str]) -> str:
+    """Return the query of a listing along an index that begins with some of these columns."""
+    others = [each for each in columns if each not in {"root_id", "state"}]
+    wanted = [":state"] if "state" in columns else [f"'{state}'" for state in states]
+    if "root_id" in columns:
+        # coalesce() keeps the planner on the index of the tree.
+        base = " AND ".join(
+            [f"{statement}", *(f"coalesce({each}, '') = :{each}" for each in others)]
+        )
+        leading = [{"root_id": ":root_id", "state": each} for each in wanted]
+        branches = [f"{base} AND {along(each, AFTER)}" for each in leading]
+        return merged(branches, leading=leading[0])
+    base = " AND ".join([statement, AFTER, *(f"{each} = :{each}" for each in others)])
+    return merged([f"{base} AND state = {each}" for each in wanted] if columns else [base])

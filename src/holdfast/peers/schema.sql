@@ -71,6 +71,8 @@ CREATE INDEX ix_asks_session ON hf_asks (session_number, number) WHERE session_n
 -- For listings, in the order of dispatch within each state.
 CREATE INDEX ix_asks_state ON hf_asks (state, number);
 
+CREATE INDEX ix_asks_root ON hf_asks (root_id, state, number);
+
 CREATE INDEX ix_asks_agent ON hf_asks (agent, state, number);
 
 CREATE INDEX ix_asks_due ON hf_asks (deadline_at, number)
@@ -109,6 +111,8 @@ CREATE UNIQUE INDEX ux_pauses_session ON hf_pauses (session_number)
 WHERE state IN ('waiting', 'ready', 'resumed');
 
 CREATE INDEX ix_pauses_state ON hf_pauses (state, number);
+
+CREATE INDEX ix_pauses_root ON hf_pauses (root_id, state, number);
 
 CREATE INDEX ix_pauses_agent ON hf_pauses (agent, state, number);
 

@@ -14,7 +14,7 @@ from ..dataclass import dataclass
 from ..errors import SessionNotFound
 from ..kernel.nouns import find_row
 from ..kernel.operation import Op, Row, listed, one, rows
-from ..kernel.sql import given, given_keys, merged
+from ..kernel.sql import along, given, given_keys, merged
 from ..leases import EARLIER_BOOT, LeasedTable
 from ..records import STATUSES, SessionInfo, SessionRef
 
@@ -31,6 +31,9 @@ STATUS_OF_SESSION = "(SELECT s.status FROM hf_sessions s WHERE s.number = {numbe
 
 # Fragment: the numbers of a tree's sessions.
 SESSIONS_OF_TREE = "(SELECT s.number FROM hf_sessions s WHERE s.root_id = :root_id)"
+
+# Fragment: whether a session is of a tree, for few of them.
+IS_OF_TREE = "(SELECT s.root_id FROM hf_sessions s WHERE s.number = {number}) = :root_id"
 
 # Fragment: the numbers of sessions, as `numbers_of` packs them into one parameter.
 GIVEN_NUMBERS = given_keys("numbers", "INTEGER")
@@ -230,15 +233,26 @@ def page_of(columns: Sequence[str], newest_first: bool) -> str:
     """Return the query of a listing by these columns, along the most selective index."""
     # One bound alone: with two, SQLite would read along the numbers and not along a filter's index.
     order = "number DESC" if newest_first else "number"
-    base = f"{LIST_SESSIONS} {'number < :start' if newest_first else 'number > :start'}"
+    start = "number < :start" if newest_first else "number > :start"
+    base = f"{LIST_SESSIONS} {start}"
     if "root_id" in columns:
-        # coalesce() keeps the planner on the index of the tree.
-        others = (f"coalesce({each}, '') = :{each}" for each in columns if each != "root_id")
-        return merged([" AND ".join([base, "root_id = :root_id", *others])], order)
+        return _page_of_tree(columns, start, order)
     branches = [" AND ".join([base, *(f"{each} = :{each}" for each in columns)])]
     if "agent" in columns and "status" not in columns:
         branches = [f"{branches[0]} AND status = '{status}'" for status in STATUSES]
     return merged(branches, order)
+
+
+def _page_of_tree(columns: Sequence[str], start: str, order: str) -> str:
+    # coalesce() keeps the planner on the index of the tree.
+    others = [f"coalesce({each}, '') = :{each}" for each in columns if each == "agent"]
+    leading = {each: f":{each}" for each in ("root_id", "status") if each in columns}
+    parts = [along(leading, start)]
+    if "status" in leading:
+        root = f"id = :root_id AND coalesce(status, '') = :status AND {start}"
+        parts = [root, f"parent_id IS NOT NULL AND {parts[0]}"]
+    branches = [" AND ".join([f"{LIST_SESSIONS} {each}", *others]) for each in parts]
+    return merged(branches, order, leading)
 
 
 def require_root(root_id: str) -> Op[None]:
