@@ -18,12 +18,10 @@ from holdfast.effects.portable import EffectRecord
 from holdfast.kernel.operation import rows
 from holdfast.portable import file as format
 from holdfast.sessions.portable import SessionRecord
-from holdfast.spend.ledger import LIST_SPENDS
 from holdfast.spend.portable import SpendRecord
 from holdfast.store import NOUNS
 from holdfast.testing.crashes import CrashPoints
 from holdfast.work.portable import AttemptRecord, ItemRecord
-from tests.checkpoints.looking import Look
 
 
 @pytest.fixture
@@ -231,15 +229,6 @@ def test_a_move_cancels_the_items_of_sessions_that_have_ended_too(place: Any, fi
         assert store.work.claim("w") == []
 
 
-def test_the_attempts_of_one_session_are_found_by_an_index(tmp_path: Path) -> None:
-    with open_at({"url": f"sqlite:///{tmp_path}/store.db"}) as store:
-        listed = LIST_SPENDS.format(along="")
-        listed += " AND session_id = :session_id ORDER BY number LIMIT :limit"
-        asked = {"session_id": "s", "after": 0, "limit": 5}
-        (step,) = Look(store).rows(f"EXPLAIN QUERY PLAN {listed}", **asked)
-        assert "USING INDEX ix_spend_session_id" in step["detail"]
-
-
 def test_what_deleted_sessions_of_a_tree_spent_moves_with_it(
     place: Any, other: Any, file: Path, tmp_path: Path
 ) -> None:
@@ -330,6 +319,25 @@ def test_what_a_deleted_session_spent_is_its_own_when_it_comes_back(place: Any, 
         with pytest.raises(holdfast.InvalidArgument, match="belongs to another session here"):
             store.import_sessions(file)
         assert store.find_session("t").spent().usd == 3
+
+
+def test_many_items_of_a_session_keep_their_order_in_whatever_states(
+    place: Any, other: Any, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.kernel.owned_rows.ROWS_PER_PAGE", 2)
+    with open_at(place) as store, open_at(other) as target:
+        session = store.session("s")
+        for number in range(11):
+            item = store.work.submit("job", number, session=session, queue=f"queue {number % 3}")
+            if number % 3 == 1:
+                store.work.claim("w", queues=["queue 1"])[0].complete()
+            elif number % 3 == 2:
+                item.cancel()
+        store.export(file)
+        target.import_sessions(file)
+        ids = [item.id for item in store.work.list(session=session)]
+        assert [item.id for item in target.work.list(session=session)] == ids
+        assert [item.id for item in target.work.list()] == ids
 
 
 def test_the_attempts_of_an_item_travel_with_it(place: Any, other: Any, file: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
 from itertools import chain, islice
 from operator import itemgetter
@@ -10,7 +10,7 @@ from typing import Literal
 
 from ..dataclass import dataclass
 from .operation import Op, Row, rows
-from .sql import given, given_keys
+from .sql import given, given_keys, merged
 
 OWNERS_PER_PAGE = 256
 ROWS_PER_PAGE = 500
@@ -29,6 +29,8 @@ class OwnedRows:
     where: str
     after: Mapping[str, int | str]
     owner: Literal["INTEGER", "TEXT"] = "INTEGER"
+    parts: Sequence[str] = ("true",)
+    """Conditions of which each row meets one, and which come before `after` in the index."""
     of_many: str = field(init=False)
     """Returns rows of all given owners, unordered."""
     of_one: str = field(init=False)
@@ -45,8 +47,9 @@ class OwnedRows:
         of_one = (
             f"SELECT {self.columns} FROM {self.source}"  # noqa: S608
             f" WHERE {self.where.format(owner=f'CAST(:owner AS {self.owner})')}"
-            f" AND ({order}) > ({after}) ORDER BY {order} LIMIT :limit"
+            f" AND ({order}) > ({after})"
         )
+        of_one = merged([f"{of_one} AND {part}" for part in self.parts], order)
         object.__setattr__(self, "of_many", of_many)
         object.__setattr__(self, "of_one", of_one)
 

@@ -31,14 +31,24 @@ REMOVED_PER_PASS = 500
 ITEMS_MAX = 2**53
 
 OF_SESSIONS = f"session_number IN {GIVEN_NUMBERS}"
+# With an OFFSET, PostgreSQL looks for each session's in the index, however many it expects.
+OF_EACH_SESSION = f"""{GIVEN_NUMBERS} AS given CROSS JOIN /*pg LATERAL (SELECT * FROM */
+    hf_work AS w INDEXED BY ix_work_session /*pg WHERE {{which}} OFFSET 0) AS w */
+WHERE {{which}}"""  # noqa: S608
+IN_STATE = "w.session_number = given_key AND w.session_number IS NOT NULL AND w.state {states}"
+LIVE = "IN ('scheduled', 'pending', 'in_progress', 'review')"
 LIVE_OF_SESSIONS = f"""
-{SELECT_ITEMS} INDEXED BY ix_work_session WHERE {OF_SESSIONS}
-    AND state IN ('scheduled', 'pending', 'in_progress', 'review')
-ORDER BY number LIMIT :limit /*pg FOR NO KEY UPDATE */
-"""
+{SELECT_ITEMS} WHERE number IN (
+    /*pg SELECT unnest(ARRAY( */
+    SELECT w.number FROM {OF_EACH_SESSION.format(which=IN_STATE.format(states=LIVE))} LIMIT :limit
+    /*pg )) */
+) AND coalesce(state, '') {LIVE}
+ORDER BY number /*pg FOR NO KEY UPDATE */
+"""  # noqa: S608
 RUNNING_OF_SESSIONS = f"""
-SELECT session_number FROM hf_work INDEXED BY ix_work_session
-WHERE {OF_SESSIONS} AND state = 'in_progress' AND lease_expires_at > :now
+SELECT w.session_number
+FROM {OF_EACH_SESSION.format(which=IN_STATE.format(states="= 'in_progress'"))}
+    AND w.lease_expires_at > :now
 """  # noqa: S608
 WAITING_FOR_EFFECT = f"""
 {SELECT_ITEMS} WHERE waits_for_effect = :effect_id AND waits_for_effect IS NOT NULL

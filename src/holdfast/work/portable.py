@@ -138,7 +138,11 @@ class _Work:
 
 
 ITEMS = OwnedRows(
-    f"number, {ItemRecord.selected()}", "hf_work", "session_number = {owner}", {"number": 0}
+    f"number, {ItemRecord.selected()}",
+    "hf_work",
+    "session_number = {owner} AND session_number IS NOT NULL",
+    {"number": 0},
+    parts=[f"state = '{state}'" for state in STATUS_OF],
 )
 ATTEMPTS = OwnedRows(
     "a.work_number, w.id AS item_id, a.attempt, a.holder, a.fence, a.reason, a.ended_at, a.error",

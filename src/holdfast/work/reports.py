@@ -11,8 +11,8 @@ from ..codec import Codec
 from ..dataclass import dataclass
 from ..errors import quoted
 from ..kernel.operation import Op, Query, Row, batch, one, rows
-from ..kernel.sql import merged
-from ..sessions.rows import ALL_SESSIONS
+from ..kernel.sql import along, merged
+from ..sessions.rows import NUMBER_OF_SESSION
 from ..wire import travels
 from .items import (
     ITEM_COLUMNS,
@@ -30,18 +30,13 @@ COUNTED_MAX = 1_000
 TYPES_MAX = 1_000
 NEWEST = "number DESC"
 
-LIST_ITEMS = f"{SELECT_ITEMS} WHERE number < :before"
-# The filters of a listing that have an index; the first given one decides which index is used.
+# The filters of a listing that have an index, each with its column and value; the first given one
+# decides which index is used. That of a session is on its number.
 LEADING = {
-    # The index is on the number; session ids are unique.
-    "session_id": f"""session_number = (
-        SELECT s.number FROM {ALL_SESSIONS} WHERE s.id = :session_id
-    )""",  # noqa: S608
-    "root_id": "root_id = :root_id AND root_id IS NOT NULL",
-    "holder": "holder = :holder AND holder IS NOT NULL",
-    "queue": "queue = :queue",
-    "type": "type = :type",
+    "session_id": ("session_number", NUMBER_OF_SESSION.format(id=":session_id")),
+    **{name: (name, f":{name}") for name in ("root_id", "holder", "queue", "type")},
 }
+BEFORE = "number < :before"
 LIST_DEAD = f"""
 {SELECT_ITEMS} d WHERE state = 'failed' AND number < :before
     AND NOT EXISTS (SELECT 1 FROM hf_work n WHERE n.redriven_from = d.id)
@@ -158,15 +153,19 @@ def page_of(given: Collection[str], statuses: Collection[WorkStatus]) -> str:
     states = [state for state, status in STATUS_OF.items() if status in statuses]
     leading, *others = [name for name in LEADING if name in given] or [""]
     # coalesce() keeps the planner from choosing another index for these.
-    further = [f"coalesce({name}, '') = :{name}" for name in others]
-    base = [LIST_ITEMS, *([LEADING[leading]] if leading else [])]
-    if leading in {"session_id", "root_id", "holder"} or not (leading or states):
+    base = [f"{SELECT_ITEMS} WHERE true", *(f"coalesce({name}, '') = :{name}" for name in others)]
+    columns = dict([LEADING[leading]] if leading else [])
+    # These indexes are partial.
+    is_partial = leading in {"session_id", "root_id", "holder"}
+    base += [f"{each} IS NOT NULL" for each in columns if is_partial]
+    if leading == "holder" or not (leading or states):
         listed = ", ".join(f"'{state}'" for state in states)
-        further += [f"coalesce(state, '') IN ({listed})"] if states else []
-        return merged([" AND ".join([*base, *further])], NEWEST)
+        base += [f"coalesce(state, '') IN ({listed})"] if states else []
+        start = along(columns, BEFORE) if columns else BEFORE
+        return merged([" AND ".join([*base, start])], NEWEST, columns)
     # The other indexes contain the state: one part per state.
-    parts = [[*base, f"state = '{state}'", *further] for state in states or STATUS_OF]
-    return merged([" AND ".join(part) for part in parts], NEWEST)
+    starts = [along({**columns, "state": f"'{state}'"}, BEFORE) for state in states or STATUS_OF]
+    return merged([" AND ".join([*base, each]) for each in starts], NEWEST, [*columns, "state"])
 
 
 def before_of(before: int | None) -> int:

@@ -101,9 +101,10 @@ CREATE INDEX ix_work_type ON hf_work (type, state, number);
 
 CREATE INDEX ix_work_queue ON hf_work (queue, state, number);
 
-CREATE INDEX ix_work_session ON hf_work (session_number, number) WHERE session_number IS NOT NULL;
+CREATE INDEX ix_work_session ON hf_work (session_number, state, number)
+WHERE session_number IS NOT NULL;
 
-CREATE INDEX ix_work_root ON hf_work (root_id, number) WHERE root_id IS NOT NULL;
+CREATE INDEX ix_work_root ON hf_work (root_id, state, number) WHERE root_id IS NOT NULL;
 
 CREATE UNIQUE INDEX ux_work_key ON hf_work (queue, key)
 WHERE key IS NOT NULL AND state IN ('scheduled', 'pending', 'in_progress', 'review');
