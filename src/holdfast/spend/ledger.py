@@ -43,7 +43,7 @@ from ..kernel.operation import (
     whole_query,
 )
 from ..kernel.sql import given as given_as
-from ..kernel.sql import given_keys
+from ..kernel.sql import given_keys, merged
 from ..records import SessionInfo
 from ..sessions.handle import SessionHandle
 from ..sessions.rows import GIVEN_NUMBERS, ONE_SESSION
@@ -82,9 +82,9 @@ RETURNING {SPEND_COLUMNS}
 SPEND_IN_DOUBT = "state IN ('open', 'uncertain')"
 CLOSE_SPENDS = f"""
 UPDATE hf_spend SET state = 'uncertain', updated_at = :now
-WHERE session_number = :number AND {SPEND_IN_DOUBT} AND state = 'open' RETURNING {SPEND_COLUMNS}
+WHERE session_number = :number AND state = 'open' RETURNING {SPEND_COLUMNS}
 """  # noqa: S608
-LIST_SPENDS = f"SELECT {SPEND_COLUMNS} FROM hf_spend {{along}} WHERE number > :after"  # noqa: S608
+LIST_SPENDS = f"SELECT {SPEND_COLUMNS} FROM hf_spend WHERE number > :after"  # noqa: S608
 SUMS = (
     "attempts", "input_tokens", "output_tokens", "nano_usd", "uncertain_nano_usd", "unpriced",
 )  # fmt: skip
@@ -492,16 +492,13 @@ def _listed(
         require_one_of("state", state, SPEND_STATES)
     require_whole("after", after, 0)
     require_limit(limit, SPENDS_PER_PAGE_MAX)
-    given = {**where, **({} if state is None else {"state": state})}
-    # The SQL has only the given conditions, so that each can use its index.
-    conditions = [f"{column} = :{column}" for column in given]
-    along = ""
-    if state in {"open", "uncertain"}:
-        conditions.append(SPEND_IN_DOUBT)
-        along = "" if "session_id" in given else "INDEXED BY ix_spend_doubt"
-    text = " AND ".join([LIST_SPENDS.format(along=along), *conditions])
-    text = f"{text} ORDER BY number LIMIT :limit"
-    found = yield from listed(text, **given, after=after, limit=limit)
+    # The SQL has only the given conditions, so that each can use its index. All begin with the
+    # state, or with a session and the state.
+    base = " AND ".join([LIST_SPENDS, *(f"{column} = :{column}" for column in where)])
+    states = [state] if state else SPEND_STATES if where else []
+    rare = "" if where or state == "settled" else " AND state <> 'settled'"
+    branches = [f"{base} AND state = '{each}'{rare}" for each in states] or [base]
+    found = yield from listed(merged(branches), **where, after=after, limit=limit)
     return [_spend(codec, row) for row in found]
 
 

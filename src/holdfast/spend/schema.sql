@@ -29,18 +29,17 @@ CREATE TABLE hf_spend (
     updated_at INTEGER NOT NULL
 );
 
-CREATE INDEX ix_spend_session ON hf_spend (session_number, number);
+CREATE INDEX ix_spend_session ON hf_spend (session_number, state, number);
 
 CREATE INDEX ix_spend_session_id
-ON hf_spend (session_id, number, state, input_tokens, output_tokens, nano_usd);
+ON hf_spend (session_id, state, number, input_tokens, output_tokens, nano_usd);
 
 CREATE INDEX ix_spend_root ON hf_spend (root_id, number);
 
 CREATE INDEX ix_spend_sums
 ON hf_spend ((created_at / 86400000), model, state, input_tokens, output_tokens, nano_usd);
 
-CREATE INDEX ix_spend_doubt ON hf_spend (session_number, number)
-WHERE state IN ('open', 'uncertain');
+CREATE INDEX ix_spend_rare ON hf_spend (state, number) WHERE state <> 'settled';
 
 CREATE TABLE hf_spend_totals (
     scope TEXT NOT NULL,
