@@ -40,6 +40,7 @@ from ..wire import travels
 from .calls import PreparedCall, prepare
 from .history import effects_after, find_call, read_history
 from .ledger import Ledger, Match, finish, settle, verify
+from .listings import page_of
 from .requests import ONCE_KEY_CHARACTERS_MAX, ONCE_SECONDS, digest_of, once_rules, once_tool
 from .statements import (
     EFFECT_ATTEMPTS,
@@ -53,7 +54,6 @@ from .statements import (
     Result,
     Ticket,
     known_result,
-    page_of,
     place_of,
     read_effect,
     ticket_of,

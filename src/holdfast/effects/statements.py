@@ -4,8 +4,6 @@ result or error that a call gets from them.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, Generic, TypeVar
 
@@ -23,18 +21,18 @@ from ..errors import (
 )
 from ..feed import event
 from ..kernel.operation import Emit, Lock, Op, Query, Row, one
-from ..kernel.sql import merged
 from ..leases import Guard
 from ..records import Effect, EffectStatus
 from ..redaction import Redaction
 from ..sessions.access import MAY_WRITE_SESSION, Place
-from ..sessions.rows import ALL_SESSIONS, GIVEN_NUMBERS, SESSIONS_OF_TREE, place_of_number
+from ..sessions.rows import ALL_SESSIONS, GIVEN_NUMBERS, place_of_number
 from ..wire import travels
 from .requests import NEWEST_SALT, SALT_OF_SESSION, EffectRequest, derive_key
 
 V = TypeVar("V")
 ERROR_CHARACTERS_MAX = 10_000
 FIRST_FENCE = 1
+NUMBER_MAX = 2**62
 # What `undone_by` says of an effect that went back with a world; no id is like it.
 BY_WORLD = "world"
 IS_IN_WORLD = f"coalesce(undone_by, '') <> '{BY_WORLD}'"
@@ -176,7 +174,6 @@ OF_SESSION = (
     "session_number = :number",
     "session_id = :session_id AND unlinked_at IS NOT NULL AND session_number <> :number",
 )
-LIST_EFFECTS = f"{SELECT_EFFECTS} WHERE number > :after"
 EFFECT_ATTEMPTS = f"{SELECT_EFFECTS} WHERE key = :key AND generation > 0 ORDER BY generation"
 UNSETTLED_EFFECTS = " UNION ALL ".join(
     f"{SELECT_EFFECTS} WHERE {each} AND status <> 'completed' AND undone_by IS NULL AND {{which}}"
@@ -187,15 +184,13 @@ UNRESOLVED_EFFECTS = UNSETTLED_EFFECTS.format(
 )
 OPEN_EFFECTS = UNSETTLED_EFFECTS.format(which="status IN ('unknown', 'issued')")
 PENDING_EFFECTS = UNSETTLED_EFFECTS.format(which="status = 'issued'")
-RECENT_CALLS = f"""{SELECT_EFFECTS} WHERE session_number = :number AND call_id IS NOT NULL
-    AND issued_version >= :low AND issued_version <= :high AND {IS_IN_WORLD}
-ORDER BY number DESC LIMIT :limit"""
-# Replays of an attempt share its idempotency key.
-OF_KEY = """idempotency_key IN (
-    SELECT k.idempotency_key FROM hf_effects k
-    WHERE k.key IN (CAST(:key AS TEXT), 'once:' || :key) AND k.generation > 0
-    UNION ALL SELECT CAST(:key AS TEXT)
-) AND (key IN (:key, 'once:' || :key) OR idempotency_key = :key)"""
+# PostgreSQL expects few effects of any session, and would read and sort all of them. Of this range
+# it expects many, of which coalesce() keeps half, and reads the newest first along the index.
+RECENT_CALLS = f"""{SELECT_EFFECTS}
+WHERE (session_number, number) < (:number, {NUMBER_MAX}) AND session_number >= :number
+    AND session_number IS NOT NULL AND call_id IS NOT NULL AND {IS_IN_WORLD}
+    AND coalesce(issued_version >= :low, false) AND coalesce(issued_version <= :high, false)
+ORDER BY session_number DESC, number DESC LIMIT :limit"""
 
 
 @travels
@@ -570,22 +565,3 @@ def is_settled(effect_id: str | None) -> Op[bool]:
         return False
     found = yield from one(LOCK_EFFECT_STATUS, id=effect_id)
     return found is None or found["status"] not in {"issued", "unknown"}
-
-
-@functools.cache
-def page_of(columns: Sequence[str], status: EffectStatus | None) -> str:
-    """Return the SQL of a listing, in which each part uses the most selective index."""
-    conditions = {name: f"{name} = :{name}" for name in columns}
-    if status is not None:
-        # A literal, because a partial index is not used for a parameter.
-        rare = "" if status == "completed" else " AND status <> 'completed'"
-        conditions["status"] = f"status = '{status}'{rare}"
-    if "key" in columns:
-        conditions["key"] = OF_KEY
-    if "root_id" in columns:
-        conditions["root_id"] = f"session_number IN {SESSIONS_OF_TREE}"
-        if "tool" in columns:
-            # A tree is small; the index of a tool is not to be used.
-            conditions["tool"] = "coalesce(tool, '') = :tool"
-    parts = [[each] for each in OF_SESSION] if conditions.pop("session_id", None) else [[]]
-    return merged([" AND ".join([LIST_EFFECTS, *part, *conditions.values()]) for part in parts])
