@@ -62,29 +62,41 @@ WHERE transaction_id >= CAST(:horizon AS text)::xid8
 ORDER BY transaction_id OFFSET :limit LIMIT 1
 """
 # For each tree that changed in a window of transactions, its undelivered events up to its last one
-# in the window. What was delivered before the horizon ends with the last event below it.
+# in the window. What was delivered before the horizon ends with the last event below it. With a
+# LIMIT for each tree, PostgreSQL finds out what was delivered before it reads the tree's events.
 READ_WINDOW = """
 SELECT e.root_id, e.position, e.session_id, e.kind, e.data, e.created_at,
     e.transaction_id::text::bigint AS transaction_id
 FROM (
-    SELECT root_id, min(position) AS first, max(position) AS last FROM hf_events
-    WHERE transaction_id >= CAST(:horizon AS text)::xid8
-        AND transaction_id < CAST(:below AS text)::xid8
-    GROUP BY root_id
+    SELECT changed.root_id, changed.last,
+        greatest(
+            known.position, coalesce(given.position::bigint, 0),
+            CASE WHEN changed.root_id = CAST(:last_root_id AS text)
+                THEN CAST(:last_position AS bigint) END
+        ) AS delivered
+    FROM (
+        SELECT root_id, min(position) AS first, max(position) AS last FROM hf_events
+        WHERE transaction_id >= CAST(:horizon AS text)::xid8
+            AND transaction_id < CAST(:below AS text)::xid8
+            AND root_id >= CAST(:last_root_id AS text)
+        GROUP BY root_id
+    ) AS changed
+    LEFT JOIN json_each_text(CAST(:given AS text)::json) AS given (root_id, position)
+        ON given.root_id = changed.root_id
+    CROSS JOIN LATERAL (
+        SELECT coalesce(max(before.position), 0) AS position FROM (
+            SELECT position FROM hf_events
+            WHERE root_id = changed.root_id AND position < changed.first
+                AND transaction_id < CAST(:horizon AS text)::xid8
+            ORDER BY position DESC LIMIT 1
+        ) AS before
+    ) AS known
 ) AS changed
-LEFT JOIN json_each_text(CAST(:given AS text)::json) AS given (root_id, position)
-    ON given.root_id = changed.root_id
 CROSS JOIN LATERAL (
-    SELECT coalesce(max(before.position), 0) AS position FROM (
-        SELECT position FROM hf_events
-        WHERE root_id = changed.root_id AND position < changed.first
-            AND transaction_id < CAST(:horizon AS text)::xid8
-        ORDER BY position DESC LIMIT 1
-    ) AS before
-) AS known
-JOIN hf_events AS e ON e.root_id = changed.root_id AND e.position <= changed.last
-    AND e.position > greatest(known.position, coalesce(given.position::bigint, 0))
-WHERE (e.root_id, e.position) > (CAST(:last_root_id AS text), CAST(:last_position AS bigint))
+    SELECT * FROM hf_events
+    WHERE root_id = changed.root_id AND position > changed.delivered AND position <= changed.last
+    ORDER BY position LIMIT :limit
+) AS e
 ORDER BY e.root_id, e.position LIMIT :limit
 """
 # Trees with pruned events at or above the horizon that were not delivered before they were pruned.
