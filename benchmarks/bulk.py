@@ -23,6 +23,9 @@ from holdfast.effects.requests import scope_of
 
 BIG = "big"
 """The session with many versions, many events in its tree, many effects and much spend."""
+WIDE_NUMBER = 1
+"""The number of the session with many sessions below it, each with its call and its pause."""
+CHILD_EVERY = 5
 AGENTS = ("writer", "editor", "reader", "checker")
 RARE = "rare"
 RARE_ROWS = 5
@@ -49,6 +52,16 @@ def effect_id(number: int) -> str:
 def item_id(number: int) -> str:
     """Return the id of the n-th work item."""
     return f"{session_id(number)}-item"
+
+
+def is_below(number: int) -> bool:
+    """Whether the n-th session is a child of the wide one; the others are roots."""
+    return number % CHILD_EVERY == 3
+
+
+def root_id(number: int) -> str:
+    """Return the id of the root of the n-th session."""
+    return session_id(WIDE_NUMBER if is_below(number) else number)
 
 
 def is_rare(number: int, size: int) -> bool:
@@ -94,12 +107,18 @@ class Filling:
         yield "hf_state_conflicts", CONFLICT_COLUMNS, self._conflicts()
         yield "hf_writers", ("id", "batch", "updated_at"), self._writers()
 
+    @property
+    def _children(self) -> int:
+        """How many sessions are below the wide one."""
+        return sum(map(is_below, range(1, self.size + 1)))
+
     def _pack(self, value: Any, *context: str) -> bytes:
         return self.codec.pack(value, context=context)
 
     def _trees(self) -> Rows:
         for number in range(1, self.size + 1):
-            yield session_id(number), 1
+            if not is_below(number):
+                yield session_id(number), self._children + 1 if number == WIDE_NUMBER else 1
         yield BIG, self.size + 1 + self.more_events
 
     def _sessions(self) -> Rows:
@@ -110,15 +129,18 @@ class Filling:
             if is_rare(number, self.size):
                 agent, status = RARE, "failed"
             empty = self._pack({}, "hf_sessions", id)
-            yield id, id, agent, status, 0, number, empty, *times
+            parent_id = root_id(number) if is_below(number) else None
+            yield id, parent_id, root_id(number), agent, status, 0, number, empty, *times
         empty = self._pack({}, "hf_sessions", BIG)
-        yield BIG, BIG, "writer", "active", self.size, self.big_number, empty, *times
+        yield BIG, None, BIG, "writer", "active", self.size, self.big_number, empty, *times
 
     def _events(self) -> Rows:
-        for id in (*map(session_id, range(1, self.size + 1)), BIG):
-            created = {"name": None, "parent_id": None, "agent": None}
-            data = self._pack(created, "hf_events", id)
-            yield id, 1, id, "session_created", data, self.now_ms
+        places = itertools.count(2)
+        owners = [(session_id(number), root_id(number)) for number in range(1, self.size + 1)]
+        for id, root in (*owners, (BIG, BIG)):
+            created = {"name": None, "parent_id": None if root == id else root, "agent": None}
+            data = self._pack(created, "hf_events", root)
+            yield root, 1 if root == id else next(places), id, "session_created", data, self.now_ms
         for version in range(1, self.size + 1):
             data = self._pack({"version": version, "kind": "turn"}, "hf_events", BIG)
             yield BIG, version + 1, BIG, "checkpoint_saved", data, self.now_ms
@@ -173,9 +195,10 @@ class Filling:
             state = "uncertain" if is_rare(number, self.size) else "settled"
             model = MODELS[number // 2 % len(MODELS)]
             # Half of it is the big session's.
-            owner = (self.big_number, BIG) if number % 2 else (number, session_id(number))
+            owner = (number, session_id(number), root_id(number))
+            owner = (self.big_number, BIG, BIG) if number % 2 else owner
             figures = (model, "agent", state, 10, 5, NANO_USD)
-            yield f"spend {number}", *owner, owner[1], *figures, *self._times
+            yield f"spend {number}", *owner, *figures, *self._times
 
     @property
     def _times(self) -> tuple[int, int]:
@@ -204,8 +227,11 @@ class Filling:
             queue = f"queue {number // 50 % queues(self.size)}"
             is_held = state == "in_progress"
             is_final = state in {"completed", "failed", "cancelled"}
+            # Half of the finished ones are the big session's.
+            owner = (self.big_number, BIG, BIG) if number % 2 else (None, None, None)
             yield (
                 id,
+                *owner,
                 RARE if is_few else "send",
                 RARE if is_few else queue,
                 state,
@@ -236,7 +262,7 @@ class Filling:
                 id,
                 number,
                 id,
-                id,
+                root_id(number),
                 RARE if is_few else AGENTS[0],
                 state,
                 300_000,
@@ -257,14 +283,16 @@ class Filling:
             context = self._pack(None, "hf_pauses", id, "context")
             agent, reason = (RARE, "approval") if is_few else (AGENTS[0], "peers")
             closed_at = self.now_ms if state == "closed" else None
-            owner = (number, id, id)
+            owner = (number, id, root_id(number))
             told = (agent, reason, state, 0, 1, 0, context)
             yield id, *owner, 1, *told, self.now_ms, closed_at
 
     def _conflicts(self) -> Rows:
         """One refused write in each tree, the last of them just now."""
         for number in range(1, self.size + 1):
-            id, at = session_id(number), self.now_ms - 500 * (self.size - number)
+            id, at = root_id(number), self.now_ms - 500 * (self.size - number)
+            if id != session_id(number):
+                continue
             yield id, 1, "plan", 1, 2, 1, int(number % 3 > 0), id, at
 
     def _writers(self) -> Rows:
@@ -273,8 +301,8 @@ class Filling:
 
 
 SESSION_COLUMNS = (
-    "id", "root_id", "agent", "status", "version", "head", "metadata", "created_at", "updated_at",
-    "last_resumed_at",
+    "id", "parent_id", "root_id", "agent", "status", "version", "head", "metadata", "created_at",
+    "updated_at", "last_resumed_at",
 )  # fmt: skip
 EVENT_COLUMNS = ("root_id", "position", "session_id", "kind", "data", "created_at")
 CHECKPOINT_COLUMNS = ("key", "epoch", "kind", "state_sequence", "manifest", "created_at")
@@ -306,9 +334,9 @@ PAUSE_COLUMNS = (
     "keeps_rest", "open_asks", "ok_asks", "context", "created_at", "closed_at",
 )  # fmt: skip
 WORK_COLUMNS = (
-    "id", "type", "queue", "state", "on_crash", "holder", "lease_expires_at", "lease_acquired_at",
-    "heartbeat_at", "sweep_at", "max_retries", "input", "available_at", "created_at",
-    "completed_at", "updated_at", "priority", "fence",
+    "id", "session_number", "session_id", "root_id", "type", "queue", "state", "on_crash", "holder",
+    "lease_expires_at", "lease_acquired_at", "heartbeat_at", "sweep_at", "max_retries", "input",
+    "available_at", "created_at", "completed_at", "updated_at", "priority", "fence",
 )  # fmt: skip
 
 

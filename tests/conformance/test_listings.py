@@ -32,6 +32,8 @@ from holdfast.explorations.rows import (
     LIST_STEPS,
     Explorations,
 )
+from holdfast.feed.follow_all import AllTreesReader
+from holdfast.feed.places import HorizonPlace
 from holdfast.kernel.commit_settlement import (
     FORGET_OLDEST_WRITERS,
     FORGET_WRITERS,
@@ -48,11 +50,13 @@ from holdfast.peers.noun import find_old
 from holdfast.records import SessionRef
 from holdfast.replies import RepliesNoun, remembered
 from holdfast.replies.noun import FORGET_REPLIES, KEPT_MS
+from holdfast.spend.ledger import SpendState
 from holdfast.store import NOUNS
 from holdfast.work.claims import heartbeat
-from holdfast.work.noun import EFFECTS_OF_NO_ITEM, find_expired
+from holdfast.work.noun import EFFECTS_OF_NO_ITEM, WorkNoun, find_expired
 
 SIZES = (1_000, 10_000)
+WIDE = session_id(bulk.WIDE_NUMBER)
 TIMES_MAX = 4
 # From the sixth time on, PostgreSQL may plan a prepared statement for any values.
 ASKED_BEFORE = 6
@@ -64,12 +68,48 @@ SELECT sum(seq_tup_read) + sum(coalesce(idx_tup_fetch, 0)) AS rows
 FROM pg_stat_xact_user_tables WHERE schemaname = :schema
 """
 
+PLAN_FOR_ANY = "SELECT set_config('plan_cache_mode', 'force_generic_plan', true)"
+
 Listing = Callable[[Any, int], Op[Any]]
 """What is asked in a transaction of a store of a size."""
 
 
 def listed(given: dict[str, Any], tx: Any, _: int) -> Op[Any]:
     return (yield from tx.work.list(**given, limit=10))
+
+
+def spent(whose: str, state: SpendState | None, tx: Any, _: int) -> Op[Any]:
+    big = yield from tx.find_session(BIG)
+    if whose == "store":
+        return (yield from tx.spends(session=BIG, state=state, limit=10))
+    return (yield from big.spends(state=state, limit=10))
+
+
+def of_wide(what: str, state: str | None, tx: Any, _: int) -> Op[Any]:
+    return (yield from getattr(tx, what)(root=WIDE, state=state, limit=10))
+
+
+def of_work(tx: Any, look: Any) -> Op[Any]:
+    big = yield from tx.find_session(BIG)
+    limit = (100,) if look.__name__ == "cancel" else ()
+    return (yield from look(tx.runtime, [SessionRef(BIG, big.number, BIG)], *limit))
+
+
+LAST_TRANSACTION = """
+SELECT transaction_id::text::bigint AS horizon FROM hf_events ORDER BY transaction_id DESC LIMIT 1
+"""
+
+
+def followed(tx: Any, _: int) -> Op[Any]:
+    """Read the last events of all trees, of which one has nearly all."""
+    reader = AllTreesReader(tx.runtime)
+    origin, place = yield from AllTreesReader.begin(reader, None)
+    place = yield from place.end()
+    if isinstance(place, HorizonPlace):
+        last = yield from one(LAST_TRANSACTION)
+        assert last is not None
+        place = HorizonPlace(last["horizon"])
+    return (yield from AllTreesReader.read(reader, origin, place))
 
 
 LISTINGS: dict[str, Listing] = {
@@ -83,6 +123,13 @@ LISTINGS: dict[str, Listing] = {
     "sessions(agent=)": lambda tx, _: tx.sessions(agent=RARE),
     "sessions(agent=, status=)": lambda tx, _: tx.sessions(agent="writer", status="failed"),
     "sessions(root=, status=)": lambda tx, _: tx.sessions(root=BIG, status="active"),
+    "sessions(root=), of a wide tree": lambda tx, _: tx.sessions(root=WIDE, limit=10),
+    **{
+        f"sessions(root=, status={status}), of a wide tree": functools.partial(
+            lambda status, tx, _: tx.sessions(root=WIDE, status=status, limit=10), status
+        )
+        for status in ("active", "failed", "cancelled")
+    },
     "effects(status=failed)": lambda tx, _: tx.effects(status="failed"),
     "effects(status=unknown)": lambda tx, _: tx.effects(status="unknown"),
     "effects(status=issued)": lambda tx, _: tx.effects(status="issued"),
@@ -95,6 +142,11 @@ LISTINGS: dict[str, Listing] = {
     "effects(tool=, status=issued)": lambda tx, _: tx.effects(tool="search", status="issued"),
     "effects(session=, status=)": lambda tx, _: tx.effects(session=BIG, status="failed"),
     "effects(session=)": lambda tx, _: tx.effects(session=BIG),
+    "effects(key=, tool=)": lambda tx, _: tx.effects(key="key 77", tool="search"),
+    "effects(key=, session=)": lambda tx, _: tx.effects(key="key 77", session=BIG),
+    "effects(key=, root=)": lambda tx, _: tx.effects(key="key 77", root=WIDE),
+    "effects(item=, tool=)": lambda tx, _: tx.effects(item="nobody", tool="search"),
+    "effects(item=, session=)": lambda tx, _: tx.effects(item="nobody", session=BIG),
     "effects(root=)": lambda tx, _: tx.effects(root=session_id(77)),
     "effects(root=, status=)": lambda tx, _: tx.effects(root=session_id(77), status="failed"),
     "effects(root=, tool=)": lambda tx, _: tx.effects(root=session_id(77), tool="search"),
@@ -102,14 +154,22 @@ LISTINGS: dict[str, Listing] = {
     "effects(key=), an idempotency key": lambda tx, _: tx.effects(key="idempotency 77"),
     "unresolved()": lambda tx, _: in_big(tx, "unresolved"),
     "pending()": lambda tx, _: in_big(tx, "pending"),
+    "recent_calls()": lambda tx, _: in_big(tx, "recent_calls"),
     "spent(tree=True)": lambda tx, _: in_big(tx, "spent", tree=True),
     "spends(state=)": lambda tx, _: tx.spends(state="uncertain"),
+    "spends(state=), of which there is none": lambda tx, _: tx.spends(state="failed"),
+    **{
+        f"{whose}.spends({given}state={state})": functools.partial(spent, whose, state)
+        for whose, given in (("session", ""), ("store", "session=, "))
+        for state in (None, "open", "uncertain", "failed", "settled")
+    },
     "spending(by=session)": lambda tx, _: tx.spending("session", limit=10),
     "costs()": lambda tx, _: of_first(tx, "costs"),
     "child_counts(at_most=)": lambda tx, _: of_first(tx, "child_counts", at_most=10),
     "session.counts(at_most=)": lambda tx, _: in_big(tx, "counts", at_most=10),
     "history()": lambda tx, _: in_big(tx, "history"),
     "checkpoints(kind=)": lambda tx, _: tx.checkpoints(kind="manual_checkpoint", limit=5),
+    "follow_all()": followed,
     "events()": lambda tx, size: tx.events(BIG, after=size - 100),
     "work.list()": lambda tx, _: tx.work.list(),
     "work.list(queue=)": lambda tx, _: tx.work.list(queue="queue 7"),
@@ -130,6 +190,15 @@ LISTINGS: dict[str, Listing] = {
             {"status": status, "type": RARE},
         )
     },
+    **{
+        f"work.list({owner}=, status={status})": functools.partial(
+            listed, {owner: BIG, "status": status}
+        )
+        for owner in ("session", "root")
+        for status in ("pending", "in_progress", "completed", "failed", "cancelled")
+    },
+    "what the end of a session finds of work": lambda tx, _: of_work(tx, WorkNoun().cancel),
+    "what a session is held by of work": lambda tx, _: of_work(tx, WorkNoun().holds),
     "work.counts(at_most=)": lambda tx, _: tx.work.counts(at_most=10),
     "work.health()": lambda tx, _: tx.work.health(at_most=10),
     "what a sweep finds": lambda tx, _: find_expired(tx.runtime, 1_000),
@@ -166,6 +235,14 @@ LISTINGS: dict[str, Listing] = {
     "asks(agent=)": lambda tx, _: tx.asks(agent=RARE),
     "asks(agent=, state=)": lambda tx, _: tx.asks(agent="writer", state="error"),
     "asks(root=)": lambda tx, _: tx.asks(root=session_id(77)),
+    **{
+        f"{what}(root=, state={state}), of a wide tree": functools.partial(of_wide, what, state)
+        for what, states in (
+            ("asks", (None, "open", "ok", "error", "timeout")),
+            ("pauses", (None, "waiting", "ready", "closed", "cancelled")),
+        )
+        for state in states
+    },
     "asks(root=, agent=)": lambda tx, _: tx.asks(root=session_id(77), agent="writer"),
     "session.asks()": lambda tx, _: in_big(tx, "asks"),
     "session.asks(last=)": lambda tx, _: in_big(tx, "asks", last=10),
@@ -199,6 +276,30 @@ LISTINGS: dict[str, Listing] = {
         "w", queues=[f"queue {number}" for number in range(50)]
     ),
 }
+
+
+# What is not planned anew each time, and what agents and workers ask for all the time.
+FOR_ANY = (
+    "recent_calls()",
+    "unresolved()",
+    "pending()",
+    "spent(tree=True)",
+    "session.counts(at_most=)",
+    "history()",
+    "events()",
+    "follow_all()",
+    "an answer",
+    "a heartbeat",
+    "work.claim()",
+    "work.claim(queues=)",
+    "work.dead()",
+    "work.health()",
+    "what a sweep finds",
+    "what a sweep finds of peers",
+    "what a session is held by of work",
+    "what the end of a session finds of work",
+    "what the end of a session finds of peers",
+)
 
 
 def explorations(tx: holdfast.Transaction, method: str) -> Op[Any]:
@@ -413,7 +514,15 @@ class Counted:
         rows: int = self.stores[size].run(self._run, size, listing)
         return rows or self.steps
 
-    def _run(self, tx: holdfast.Transaction, size: int, listing: Listing) -> Op[int]:
+    def for_any(self, size: int, listing: Listing) -> int:
+        """Return how many rows PostgreSQL reads for a listing, planned for any values."""
+        return self.stores[size].run(self._run, size, listing, is_for_any=True)
+
+    def _run(
+        self, tx: holdfast.Transaction, size: int, listing: Listing, *, is_for_any: bool = False
+    ) -> Op[int]:
+        if is_for_any:
+            yield from rows(PLAN_FOR_ANY)
         before = yield from self._rows_read(size)
         yield from listing(tx, size)
         return (yield from self._rows_read(size)) - before
@@ -480,6 +589,13 @@ def drop(schemas: Any) -> None:
 @pytest.mark.parametrize("name", LISTINGS)
 def test_a_filter_does_not_read_more_where_there_is_more(counted: Counted, name: str) -> None:
     few, many = (counted.work(size, LISTINGS[name]) for size in SIZES)
+    assert many <= few * TIMES_MAX + ROWS_MAX, f"{few} of {SIZES[0]:,}, {many} of {SIZES[1]:,}"
+
+
+@pytest.mark.parametrize("counted", ["postgres"], indirect=True)
+@pytest.mark.parametrize("name", FOR_ANY)
+def test_a_plan_for_any_values_does_not_read_more_either(counted: Counted, name: str) -> None:
+    few, many = (counted.for_any(size, LISTINGS[name]) for size in SIZES)
     assert many <= few * TIMES_MAX + ROWS_MAX, f"{few} of {SIZES[0]:,}, {many} of {SIZES[1]:,}"
 
 
