@@ -15,8 +15,10 @@ from typing import Any
 import pytest
 
 import holdfast
+from holdfast.cli import app as app_module
 from holdfast.clock import VirtualClock
 from holdfast.mesh.nats import Nats
+from tests.client.served import Serving
 from tests.faces.test_cli_work import Run, data, quick
 from tests.nats_server import NatsServer
 
@@ -56,6 +58,7 @@ def pay(cents: int):
 planner = Service("planner", ask, answered)
 payer = Service("payer", lambda request: "paid", tools=[pay])
 weather = Service("weather", lambda request: "sun")
+careful = Service("careful", lambda request: request.session.wait_for_approval("pay?"))
 echo = Service("echo", ask_async)
 broken = Service("broken", fail)
 not_an_agent = 3
@@ -139,6 +142,50 @@ def test_who_asks_an_agent_that_nobody_serves_is_told_what_to_do(
         store.work.claim("an instance", queues="agent:nobody")
     waited = quick("agent", "wait", "r1", "--timeout=0")
     assert waited.stdout.splitlines()[:2] == ["There is no answer yet.", again]
+
+
+def test_who_waits_for_a_decision_is_told_which(place: dict[str, Any], quick: Run) -> None:
+    with holdfast.open(**place) as store:
+        # It waits too, but not in this tree.
+        store.session("other", agent="other").wait_for_approval("and this?")
+    quick("agent", "request", "careful", "--id=r1", "--timeout=0")
+    serve(quick, "careful")
+    waited = quick("agent", "wait", "r1", "--timeout=0")
+    first, decide, again, _ = waited.stdout.splitlines()
+    assert (waited.returncode, first) == (4, "There is no answer yet: a person must decide first.")
+    assert decide.startswith("  `holdfast approvals show 2")
+    assert again == "Wait for the answer again:"
+
+
+def test_who_waits_with_a_token_for_a_tree_is_told_why_it_has_no_answer(
+    place: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    serving = Serving(place)
+    client = serving()
+    try:
+        with holdfast.open(**place) as store:
+            store.request("careful", request_id="r1")
+            token = store.tokens.create("limited", permission="write", session="r1")
+        monkeypatch.setenv("HOLDFAST_TOKEN", token.secret)
+
+        def lines() -> list[str]:
+            capfd.readouterr()
+            asked = ["agent", "wait", "r1", "--timeout=0", f"--url={client['url']}"]
+            assert app_module.run(asked) == 4
+            return capfd.readouterr().out.splitlines()
+
+        assert lines()[0].startswith("No instance of agent careful has taken the request.")
+        from agents_here import careful
+
+        with holdfast.open(**place) as store:
+            careful.worker(store).run(until_empty=True)
+        assert lines()[0] == "There is no answer yet: a person must decide first."
+        with holdfast.open(**place) as store:
+            [waiting] = store.pauses(state="waiting")
+            store.approve(waiting.id, by="ann")
+        assert lines()[0] == "There is no answer yet."
+    finally:
+        serving.close()
 
 
 def test_the_log_of_an_agent_does_not_tell_single_requests(

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from ..arguments import shown
 from ..checkpoints.diff import printable
-from ..errors import InvalidArgument, NotFound
+from ..errors import InvalidArgument
 from ..mesh import Mesh, Service
 from ..peers import PeerCall
 from ..peers.asks import delivery_id
@@ -167,25 +167,31 @@ def _waited(
         told = f"The request continues; `{_come_back(id, transport)}` waits for its answer."
         return Answer({"id": id, "state": "open"}, f"\n{told}", INTERRUPTED)
     if call.answer is None:
-        lines = ["There is no answer yet."]
-        if _is_unclaimed(store, id):
-            lines = [
-                printable(f"No instance of agent {call.agent} has taken the request.")
-                + " Serve the agent:",
-                f"  `holdfast agent run MODULE:AGENT{_carried(transport)}`",
-            ]
+        lines = [*_why_unanswered(store, call, transport)]
         lines += ["Wait for the answer again:", f"  `{_come_back(id, transport)}`"]
         return Answer(call_data(call), "\n".join(lines), UNANSWERED)
     return Answer(call_data(call), lambda: _shown(call), 0 if call.state == "ok" else 1)
 
 
-def _is_unclaimed(store: Store, id: str) -> bool:
-    """Whether a request waits in this store, and no instance of its agent has begun with it."""
-    try:
-        return store.work.get(delivery_id(id)).attempts == 0
-    except NotFound:
-        # A transport carries it.
-        return False
+def _why_unanswered(store: Store, call: PeerCall, transport: str | None) -> Iterator[str]:
+    """Yield what a call waits for, and what to do about it.
+
+    Only listings are read, which a token limited to the tree of the call may read too.
+    """
+    waiting = store.work.list(session=call.id, status="pending")
+    if any(item.id == delivery_id(call.id) and item.attempts == 0 for item in waiting):
+        yield printable(f"No instance of agent {call.agent} has taken the request.") + (
+            " Serve the agent:"
+        )
+        yield f"  `holdfast agent run MODULE:AGENT{_carried(transport)}`"
+        return
+    questions = store.pauses(root=call.root_id, reason="approval", state="waiting", limit=3)
+    if not questions:
+        yield "There is no answer yet."
+        return
+    yield "There is no answer yet: a person must decide first."
+    for question in questions:
+        yield f"  `holdfast approvals show {question.number}`"
 
 
 def _come_back(id: str, transport: str | None) -> str:
