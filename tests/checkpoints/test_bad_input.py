@@ -31,6 +31,7 @@ from holdfast import (
     VersionConflict,
 )
 from holdfast.arguments import shown
+from holdfast.clock import iso
 from holdfast.records import KINDS
 from holdfast.testing.subject import Subject, done
 from tests.checkpoints import tables
@@ -90,7 +91,10 @@ VERSION = "version must be 1 to 268435455, not "
 ITERATION = 'needs data {"iteration": N} with N from 1 up'
 LEASE = "lease_seconds must be above 0 and at most 604800, not "
 ENDED = "session ended is completed; open it with reopen=True to continue"
-BUSY = "session busy is driven by 'driver'; only the driver may write until its lease expires"
+BUSY = (
+    "session busy is driven by 'driver'; only the driver may write, until its lease expires (at "
+    f"{iso(holdfast.VirtualClock().now_ms() + 60_000)} unless renewed)"
+)
 GONE = "there is no session 'gone'"
 NONE = "session s has no version 9: never written, or pruned"
 FINITE = "JSON has only finite numbers within the range of a float."

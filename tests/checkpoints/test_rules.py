@@ -25,6 +25,7 @@ from holdfast import (
 )
 from holdfast.checkpoints import Heads
 from holdfast.checkpoints.keys import VERSIONS
+from holdfast.clock import iso
 from holdfast.kernel.driver import Hooks, Point, Trace
 from holdfast.records import KINDS
 from holdfast.sessions import Identity
@@ -326,7 +327,11 @@ async def test_while_a_lease_lives_only_its_driver_writes(subject: Subject) -> N
     for name, write in writes(session).items():
         error = await raises(SessionBusy, write)
         assert (error.holder, error.expires_at) == ("driver", clock.now_ms() + 30_000), name
-        assert str(error).startswith("session s is driven by 'driver'"), name
+        until = f"(at {iso(error.expires_at)} unless renewed)"
+        assert str(error) == (
+            "session s is driven by 'driver'; only the driver may write, until its lease expires "
+            + until
+        ), name
     assert await done(dump(store)) == before
     await done(driver.save(x=1))
     # What says something about versions, or reads them, stays open to all.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from ..clock import iso
 from ..dataclass import dataclass
 from ..errors import LeaseLost, SessionBusy, SessionEnded, SessionNotFound
 from ..kernel.operation import Lock, Op, Query, Row, Runtime, batch
@@ -101,7 +102,11 @@ def require_writable(runtime: Runtime, place: Place, found: list[Row]) -> Row:
         require_fence(place, found[0])
     row = require_open(place, found)
     if place.fence is None and row["holder"] is not None and row["is_leased"]:
-        why = f"is driven by {row['holder']!r}; only the driver may write until its lease expires"
+        until = iso(row["lease_expires_at"])
+        why = (
+            f"is driven by {row['holder']!r}; only the driver may write, until its lease expires "
+            f"(at {until} unless renewed)"
+        )
         driven = Guard("session", place.session_id, place.number, row["fence"])
         if Keeper.of(runtime).is_kept(driven):
             why = "is driven by this process; write through the handle that drive() returned"
