@@ -155,8 +155,8 @@ def test_show_and_tree(filled: Any, quick: Run) -> None:
     below = data(quick("sessions", "tree", "root-session", "--json"))
     assert [each["id"] for each in below] == ["root-session", "child-session", "grandchild"]
     assert lines(quick("sessions", "tree", "root-session")) == [
-        "root-session Root  idle, version 4",
-        "└── child-session  idle, version 1",
+        "root-session Root  planner: idle, version 4",
+        "└── child-session  worker: idle, version 1",
         "    └── grandchild  idle, version 0",
     ]
 

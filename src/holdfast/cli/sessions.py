@@ -101,7 +101,8 @@ def _tree(members: list[SessionInfo]) -> Tree:
     branches: dict[str | None, Tree] = {}
     for member in members:
         name = f" {member.name}" if member.name else ""
-        label = Text(f"{member.id}{name}  {member.activity}, version {member.version}")
+        agent = f"{member.agent}: " if member.agent else ""
+        label = Text(f"{member.id}{name}  {agent}{member.activity}, version {member.version}")
         above = branches.get(member.parent_id)
         branches[member.id] = Tree(label) if above is None else above.add(label)
     return branches[members[0].id]
