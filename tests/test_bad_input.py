@@ -167,7 +167,7 @@ def schemas(dsn: str) -> set[str]:
             'the PostgreSQL URL is not usable: invalid URI query parameter: "colour"',
         ),
         (None, "HOLDFAST_URL 'sqlite:///a.db' is relative; child processes run elsewhere, so name "
-               "an absolute path (sqlite:////home/me/agents.db)"),
+               "an absolute path (in a shell: sqlite:///$PWD/agents.db)"),
         (b"sqlite:///a.db", "url must be text, not bytes"),
         (Path("a.db"), "url must be text, not PosixPath"),
         (7, "url must be text, not int"),

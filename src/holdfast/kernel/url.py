@@ -232,7 +232,7 @@ def _sqlite(url: str, namespace: str | None, *, must_be_absolute: bool) -> Sqlit
     if must_be_absolute and not name.startswith("/"):
         raise InvalidArgument(
             f"HOLDFAST_URL {shown(url)} is relative; child processes run elsewhere, so name an "
-            "absolute path (sqlite:////home/me/agents.db)"
+            "absolute path (in a shell: sqlite:///$PWD/agents.db)"
         )
     # A file that is a symbolic link is refused later; directories may be links.
     directory, file = os.path.split(name)
