@@ -133,7 +133,9 @@ def submit(
     store: Store,
     type_: Annotated[str, argument("TYPE", "The type, which chooses the handler.")],
     input_: Annotated[str, argument("[INPUT]", "Its input, as JSON; - reads stdin.")] = "null",
-    session: Annotated[str | None, option("SESSION", "The session it belongs to.")] = None,
+    session: Annotated[
+        str | None, option("SESSION", "The session it belongs to, which must exist.")
+    ] = None,
     queue: Annotated[str | None, option("QUEUE", "The queue it waits in.")] = None,
     priority: Annotated[int, option("N", "Higher goes first.")] = 0,
     max_retries: Annotated[int, option("N", "How often to retry after the first attempt.")] = 3,
