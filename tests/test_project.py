@@ -110,6 +110,44 @@ def test_no_stored_data_can_become_code() -> None:
         assert {each for each, _ in names_in(PACKAGE / name) if "marshal" in each} == written
 
 
+def names_outside(node: ast.AST, bound: frozenset[str] = frozenset()) -> Iterator[ast.Name]:
+    """Yield the names in a function that are no variables of its comprehensions."""
+    bound |= names_bound(getattr(node, "generators", []))
+    if isinstance(node, ast.Name) and node.id not in bound:
+        yield node
+    for child in ast.iter_child_nodes(node):
+        yield from names_outside(child, bound)
+
+
+def names_bound(generators: list[ast.comprehension]) -> set[str]:
+    targets = [node for each in generators for node in ast.walk(each.target)]
+    return {node.id for node in targets if isinstance(node, ast.Name)}
+
+
+def names_hidden_in(function: ast.AST) -> set[str]:
+    """Return the variables of comprehensions that elsewhere in a function are not its own."""
+    nodes, outside = list(ast.walk(function)), list(names_outside(function))
+    used = {name.id for name in outside if isinstance(name.ctx, ast.Load)}
+    own = {name.id for name in outside if isinstance(name.ctx, ast.Store)}
+    own |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+    own |= {node.name for node in nodes if isinstance(node, ast.ExceptHandler) and node.name}
+    return names_bound([node for node in nodes if isinstance(node, ast.comprehension)]) & used - own
+
+
+def test_no_comprehension_hides_a_name_that_its_function_takes_from_outside() -> None:
+    """Python 3.12 may take one for the other: UnboundLocalError (python/cpython#118513)."""
+
+    def hidden(source: Path) -> list[str]:
+        return [
+            f"line {node.lineno}: {name}"
+            for node in ast.walk(tree_of(source))
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            for name in names_hidden_in(node)
+        ]
+
+    assert found_by(hidden) == {}
+
+
 def test_faces_hold_no_sql() -> None:
     def statements(source: Path) -> list[str]:
         found = [

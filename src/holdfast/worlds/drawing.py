@@ -57,7 +57,7 @@ def draw(result: Exploration) -> Picture:
     """Draw the states in columns by their depth; states with violations are marked."""
     graph, wrong = result.graph, {violation.state_id for violation in result.violations}
     nearest = [each.state_id for each in result.nearest() if each.state_id in graph.states]
-    way = {run.number for id in nearest for run in _path(graph, id)}
+    way = {run.number for end in nearest for run in _path(graph, end)}
     plan = _planned(graph, wrong | _ends(graph, way))
     edges = _edges(graph, plan, way)
     parts = [
