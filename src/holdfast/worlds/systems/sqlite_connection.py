@@ -156,6 +156,13 @@ class _Database(Protocol):
     def close(self) -> None: ...
 
 
+class _Copy(sqlite3.Connection):
+    """A copy that closes itself once no snapshot holds it: Python 3.13 warns of open ones."""
+
+    def __del__(self) -> None:
+        self.close()
+
+
 class _WholeCopies:
     """Every snapshot is a copy: slow, but always exact."""
 
@@ -174,7 +181,7 @@ class _WholeCopies:
 
     def copy(self) -> apsw.Connection | sqlite3.Connection:
         copy = (
-            sqlite3.connect(":memory:", check_same_thread=False)
+            sqlite3.connect(":memory:", check_same_thread=False, factory=_Copy)
             if isinstance(self._connection, sqlite3.Connection)
             else apsw.Connection(":memory:")
         )
