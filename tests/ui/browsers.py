@@ -27,7 +27,7 @@ expect.set_options(timeout=WAIT_MS)
 def started() -> Iterator[Browser]:
     """Run a browser until the end of the block."""
     if CHROMIUM is None:
-        pytest.skip("chromium is not installed: pages are not tested in a browser (make browser)")
+        pytest.skip("chromium is not installed: pages are not tested in a browser (make programs)")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         yield browser

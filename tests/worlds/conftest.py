@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,9 +22,13 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     if REDIS in os.environ:
         yield os.environ[REDIS]
         return
-    if redis_executable() is None:
-        pytest.skip(f"there is no redis-server: install one, or set {REDIS}")
-    with redis_server(tmp_path_factory.mktemp("redis")) as url:
+    executable = redis_executable()
+    if executable is None:
+        pytest.skip(f"there is no redis-server: make programs, or set {REDIS}")
+    # Redis 6 allows DEBUG, and does not know the option that Redis 7 needs for it.
+    version = subprocess.run([executable, "--version"], stdout=subprocess.PIPE, check=True).stdout
+    options = [] if b" v=6." in version else ["--enable-debug-command", "local"]
+    with redis_server(tmp_path_factory.mktemp("redis"), *options) as url:
         yield url
 
 
