@@ -21,7 +21,7 @@ from holdfast.agent import Agent, ScriptedModel
 from holdfast.errors import SessionBusy, StoreReentered
 from holdfast.kernel.driver import Hooks, Point
 from tests.faults.interrupts import WAIT_SECONDS, driven_soon
-from tests.faults.tracing import Interrupt, interrupted_everywhere
+from tests.faults.tracing import Interrupt, beside_threads, interrupted_everywhere
 
 Report = Callable[[str], None]
 
@@ -53,6 +53,7 @@ async def driven_soon_async(session: holdfast.Session[holdfast.Async]) -> None:
             await asyncio.sleep(0.005)
 
 
+@beside_threads
 def test_a_driver_interrupted_at_any_place_lets_go(place: dict[str, Any], report: Report) -> None:
     with holdfast.open(**place) as store:
         sessions = [store.session("s")]
@@ -63,6 +64,7 @@ def test_a_driver_interrupted_at_any_place_lets_go(place: dict[str, Any], report
         assert nth > 30
 
 
+@beside_threads
 def test_an_interrupt_that_is_kept_keeps_no_lease(
     place: dict[str, Any], report: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,6 +276,7 @@ def test_a_driver_closed_inside_a_call_lets_go_behind_it(place: dict[str, Any]) 
         driven_soon(session)
 
 
+@beside_threads
 def test_an_agent_that_was_interrupted_can_run_again(place: dict[str, Any], report: Report) -> None:
     chance = random.Random(4)
     with holdfast.open(**place) as store:

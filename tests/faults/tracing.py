@@ -13,10 +13,17 @@ from functools import partial
 from types import FrameType
 from typing import Any, ClassVar
 
+import pytest
+
 # With these Python looks for signals: after a call of a function written in C, as a function
 # written in Python begins, and as a loop goes back.
 CALLS = {dis.opmap[name] for name in ("CALL", "CALL_FUNCTION_EX", "CALL_KW") if name in dis.opmap}
 LOOKING = {*CALLS, dis.opmap["JUMP_BACKWARD"]}
+
+beside_threads = pytest.mark.skipif(
+    sys.version_info[:2] == (3, 12),
+    reason="Python 3.12 may crash when it traces instructions that another thread runs",
+)
 
 
 class Signal(int):

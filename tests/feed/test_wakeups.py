@@ -19,7 +19,7 @@ from holdfast.kernel.postgres.followers import Followers, OtherListeners
 from holdfast.kernel.postgres.notify import TREES_NAMED_MAX
 from holdfast.kernel.signals import LOCAL_TOPIC
 from tests.crash.children import Child
-from tests.faults.tracing import interrupted_everywhere
+from tests.faults.tracing import beside_threads, interrupted_everywhere
 from tests.threads import begin
 
 # Longer than any test: who is not woken does not pass.
@@ -146,6 +146,7 @@ def test_a_follower_that_fails_while_it_reads_leaves_the_others_their_reader(
 
 # Python drops an interrupt that hits while it clears an object away.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@beside_threads
 def test_a_follower_interrupted_at_any_place_leaves_the_others_their_wake_ups(
     place: dict[str, Any],
 ) -> None:
