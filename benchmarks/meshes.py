@@ -1,8 +1,9 @@
 """Who fans out to peers and waits for all of them: Holdfast, and the design with three tables.
 
 A round trip is one question to a peer and its answer. Everybody runs the caller and the peers in
-this process, on threads of its own, and does the same: a request starts the caller, which asks so
-many peers, lets go, and is resumed with all answers; the peers give back what they were given.
+this process, on threads of its own, and does the same: clients make requests, several at once, each
+of which starts the caller; this asks so many peers, lets go, and is resumed with all answers; the
+peers give back what they were given.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import threading
 import time
 import uuid
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
@@ -25,6 +27,7 @@ from .keepers import Place
 CALLER, PEER = "caller", "peer"
 WAIT_SECONDS_MAX = 300.0
 INSTANCES = 8
+CLIENTS = 8
 
 
 class Fan:
@@ -35,6 +38,7 @@ class Fan:
     def __init__(self, place: Place) -> None:
         self.place = place
         self._stack = contextlib.ExitStack()
+        self._clients = self._stack.enter_context(ThreadPoolExecutor(CLIENTS))
 
     def open(self) -> None:
         """Make the tables, and begin to serve."""
@@ -45,7 +49,16 @@ class Fan:
         self._stack.close()
 
     def ask(self, requests: int, peers: int) -> list[Any]:
-        """Make so many requests at once, each to so many peers; return their answers."""
+        """Make so many requests, several clients at once; then wait for all answers."""
+        made = list(self._clients.map(self.make, [peers] * requests))
+        return [self.answer(each) for each in made]
+
+    def make(self, peers: int) -> Any:
+        """Make a request to so many peers, on any thread; return by what its answer is found."""
+        raise NotImplementedError
+
+    def answer(self, made: Any) -> Any:
+        """Wait for the answer to a request."""
         raise NotImplementedError
 
 
@@ -57,6 +70,7 @@ class HoldfastFan(Fan):
     def open(self) -> None:
         """Open the store and start the workers."""
         self.store = self._stack.enter_context(holdfast.open(self.place.url))
+        self._mesh = Mesh(self.store)
         for service in (Service(CALLER, fan_out, fan_in), Service(PEER, lambda asked: asked.input)):
             worker = service.worker(self.store, instances=INSTANCES)
             running = threading.Thread(target=worker.run)
@@ -64,12 +78,14 @@ class HoldfastFan(Fan):
             self._stack.callback(running.join)
             self._stack.callback(worker.stop)
 
-    def ask(self, requests: int, peers: int) -> list[Any]:
-        """Ask through a mesh."""
-        mesh = Mesh(self.store)
-        made = [self.store.request(CALLER, peers) for _ in range(requests)]
-        found = [mesh.wait(each.id, wait_seconds=WAIT_SECONDS_MAX) for each in made]
-        return [each.answer and each.answer.result for each in found]
+    def make(self, peers: int) -> str:
+        """Ask, and do not wait."""
+        return self.store.request(CALLER, peers).id
+
+    def answer(self, made: str) -> Any:
+        """Wait through a mesh."""
+        call = self._mesh.wait(made, wait_seconds=WAIT_SECONDS_MAX)
+        return call.answer and call.answer.result
 
 
 def fan_out(request: holdfast.PeerRequest[Any]) -> Any:

@@ -46,10 +46,13 @@ class DbosFan(Fan):
         self._stack.callback(DBOS.destroy)
         DBOS.register_queue(PEER, polling_interval_sec=POLL_SECONDS)
 
-    def ask(self, requests: int, peers: int) -> list[Any]:
-        """Start workflows and wait for them."""
-        made = [self._dbos.start_workflow(self._caller, peers) for _ in range(requests)]
-        return [each.get_result(polling_interval_sec=POLL_SECONDS) for each in made]
+    def make(self, peers: int) -> Any:
+        """Start a workflow."""
+        return self._dbos.start_workflow(self._caller, peers)
+
+    def answer(self, made: Any) -> Any:
+        """Wait for its result."""
+        return made.get_result(polling_interval_sec=POLL_SECONDS)
 
 
 class AbsurdFan(Fan):
@@ -64,19 +67,22 @@ class AbsurdFan(Fan):
 
         with psycopg.connect(self.place.url, autocommit=True) as connection:
             connection.execute(BUNDLED_SCHEMA_SQL)
-        self._app = Absurd(self.place.url)
-        self._stack.callback(self._app.close)
-        self._app.create_queue()
-        serving = Absurd(self.place.url)
-        self._stack.callback(serving.close)
-        # What a task spawns goes through connections of its own: the worker has several threads.
-        spawning = threading.local()
+        # Each thread has a connection of its own: threads that share one wait for each other.
+        local = threading.local()
+
+        def connected() -> Any:
+            if not hasattr(local, "app"):
+                local.app = Absurd(self.place.url)
+                self._stack.callback(local.app.close)
+            return local.app
 
         def spawn(given: dict[str, Any]) -> None:
-            if not hasattr(spawning, "app"):
-                spawning.app = Absurd(self.place.url)
-                self._stack.callback(spawning.app.close)
-            spawning.app.spawn(PEER, given, queue=QUEUE)
+            connected().spawn(PEER, given, queue=QUEUE)
+
+        self._connected = connected
+        connected().create_queue()
+        serving = Absurd(self.place.url)
+        self._stack.callback(serving.close)
 
         @serving.register_task(PEER)  # type: ignore[untyped-decorator]
         def peer(params: Any, context: Any) -> None:
@@ -98,10 +104,12 @@ class AbsurdFan(Fan):
         self._stack.callback(running.join)
         self._stack.callback(serving.stop_worker)
 
-    def ask(self, requests: int, peers: int) -> list[Any]:
-        """Spawn tasks and wait for them."""
-        given = {"peers": peers}
-        made = [self._app.spawn(CALLER, given, queue=QUEUE) for _ in range(requests)]
-        ids = [each["task_id"] for each in made]
-        found = [self._app.await_task_result(each, timeout=WAIT_SECONDS_MAX) for each in ids]
-        return [each.result for each in found]
+    def make(self, peers: int) -> str:
+        """Spawn a task."""
+        made = self._connected().spawn(CALLER, {"peers": peers}, queue=QUEUE)
+        task_id: str = made["task_id"]
+        return task_id
+
+    def answer(self, made: str) -> Any:
+        """Wait for its result."""
+        return self._connected().await_task_result(made, timeout=WAIT_SECONDS_MAX).result
