@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+from collections import Counter as TransactionSizes
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -25,7 +26,15 @@ from tests.faults.workload import WAIT_SECONDS, Clients, in_threads
 from tests.work.fleet import wait_until
 
 CALLS = 4
-WAITING_FOR_A_LOCK = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+# Tests of other processes wait for locks of the same server.
+WAITING_FOR = """
+WITH RECURSIVE waiting AS (
+    SELECT pid FROM pg_stat_activity WHERE %s = ANY (pg_blocking_pids(pid))
+    UNION
+    SELECT a.pid FROM pg_stat_activity a JOIN waiting w ON w.pid = ANY (pg_blocking_pids(a.pid))
+)
+SELECT count(*) FROM waiting
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +43,13 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transactions, "QUEUE_LOOK_SECONDS", 60.0)
     # Tests share schemas: a group that failed in the last one must not keep calls apart in this.
     shared_commits._failed.clear()
+
+
+def waiting_for(holder: psycopg.Connection[Any], admin: psycopg.Connection[Any]) -> Any:
+    """How many transactions wait at the server for one, or behind others that do."""
+    found = admin.execute(WAITING_FOR, [holder.info.backend_pid]).fetchone()
+    assert found is not None
+    return found[0]
 
 
 def waiting() -> int:
@@ -45,11 +61,12 @@ def behind_one(
     first: Callable[[], object],
     others: Sequence[Callable[[], object]],
     then: Callable[[], object] = lambda: None,
+    lock: str = "SELECT * FROM {}.hf_trees FOR UPDATE",
 ) -> None:
     """Make one call wait at the server and others behind it in gathering; then let them go."""
 
     def release() -> None:
-        wait_until(lambda: admin.execute(WAITING_FOR_A_LOCK).fetchone() == (1,))
+        wait_until(lambda: waiting_for(holder, admin) == 1)
         may_join.set()
         wait_until(lambda: waiting() == len(others))
         then()
@@ -60,12 +77,11 @@ def behind_one(
         call()
 
     may_join = threading.Event()
-    lock = f'SELECT * FROM "{direct["namespace"]}".hf_trees FOR UPDATE'
     with (
         psycopg.connect(direct["url"]) as holder,
         psycopg.connect(direct["url"], autocommit=True) as admin,
     ):
-        holder.execute(lock.encode())
+        holder.execute(lock.format(f'"{direct["namespace"]}"').encode())
         in_threads([first, release, *(partial(join, call) for call in others)])
 
 
@@ -91,6 +107,43 @@ def test_calls_that_wait_in_line_share_one_transaction(
         clients.judge(store)
     assert transactions_of(direct)[before:] == [1, CALLS]
     assert clients.outcomes == {"returned": CALLS + 1}
+
+
+def request_at_once(
+    store: holdfast.Store, direct: dict[str, Any], then: Callable[[], object] = lambda: None
+) -> None:
+    """Make one request wait at the server, and others behind it; each must be there, once."""
+    made: list[holdfast.PeerCall] = []
+
+    def request() -> None:
+        made.append(store.request("peer"))
+
+    lock = "LOCK TABLE {}.hf_trees IN SHARE MODE"
+    behind_one(direct, request, CALLS * [request], then, lock)
+    ids = sorted(call.id for call in made)
+    assert len(set(ids)) == CALLS + 1
+    assert [store.peer_call(call.id) for call in made] == made
+    assert sorted(item.session_id or "" for item in store.work.list(queue="agent:peer")) == ids
+
+
+def test_requests_made_at_once_share_one_transaction(direct: dict[str, Any]) -> None:
+    """Each creates a tree, which nobody else can hold or wait for."""
+    before = TransactionSizes(transactions_of(direct))
+    with holdfast.open(**direct) as store:
+        request_at_once(store, direct)
+    events = 3
+    sizes = TransactionSizes(transactions_of(direct)) - before
+    assert sizes == {events: 1, events * CALLS: 1}
+
+
+@pytest.mark.parametrize("moment", ["before", "after", "before-late"])
+def test_requests_whose_common_commit_was_cut_are_there_once(
+    moment: Moment, proxy: PostgresProxy, through: dict[str, Any], direct: dict[str, Any]
+) -> None:
+    cuts: list[threading.Event] = []
+    with holdfast.open(**through) as store:
+        request_at_once(store, direct, then=lambda: cuts.append(proxy.cut_next_commit(moment)))
+    cuts[0].wait()
 
 
 def test_a_call_that_is_refused_fails_alone(direct: dict[str, Any], tmp_path: Path) -> None:
@@ -158,7 +211,7 @@ def test_a_thread_does_not_wait_for_calls_of_the_event_loop_that_it_runs(
             await asyncio.gather(*tasks)
 
     def release() -> None:
-        wait_until(lambda: admin.execute(WAITING_FOR_A_LOCK).fetchone() == (2,), seconds=30)
+        wait_until(lambda: waiting_for(holder, admin) == 2, seconds=30)
         holder.rollback()
 
     with (
@@ -189,7 +242,7 @@ def test_a_call_that_is_cancelled_while_it_waits_for_others_is_never_run(
             assert await Counter(store).value() == 2
 
     def is_at_the_server() -> bool:
-        return admin.execute(WAITING_FOR_A_LOCK).fetchone() == (1,)
+        return bool(waiting_for(holder, admin) == 1)
 
     with (
         psycopg.connect(direct["url"]) as holder,

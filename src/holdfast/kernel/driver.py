@@ -201,6 +201,8 @@ class Execution(Generic[R]):
         self.queries: list[Query] = []
         self.statements = 0
         self.locked: set[str] = set()
+        self.created: set[str] = set()
+        """The locked trees that are new: nobody else can wait for them."""
         self.emits: list[Emit] = []
         self.deferred: list[Query] = []
         """The statements that are sent with the next ones, or at the end."""
@@ -362,6 +364,7 @@ class Execution(Generic[R]):
         root_id = lock.root_id
         if lock.is_new:
             self.locked.add(root_id)
+            self.created.add(root_id)
             return self._services.create(root_id)
         if root_id in self.locked:
             return None

@@ -1,4 +1,5 @@
-"""Calls of one process that write to the same tree share transactions (group commit).
+"""Calls of one process share transactions (group commit) if they write to the same tree, or if each
+creates a tree: no other transaction can wait for that one, or make it wait.
 
 While the transaction of one call is under way, others gather behind it; then the first of them
 leads: it sends all of them in one transaction, and passes the lead on. One that has waited too long
@@ -22,6 +23,8 @@ from ..operation import Row
 GROUP_MAX = 32
 # After a group has failed, its calls are sent alone for this long.
 APART_SECONDS = 1.0
+# Stands for all trees that calls create; no tree has this id.
+NEW_TREES = ""
 FAILED_KEPT = 100
 
 
@@ -60,7 +63,7 @@ class Member:
 
 
 class Gathering:
-    """The calls that write to one tree. The first leads."""
+    """The calls that write to one tree, or that create theirs. The first leads."""
 
     def __init__(self) -> None:
         # A signal handler may enter while its thread holds the lock.
@@ -140,6 +143,7 @@ def gathering_of(
         return None
     (root_id,) = execution.locked
     options = (settings.durability, settings.busy_timeout_seconds)
-    key = (os.getpid(), where, root_id, *options)
+    tree = NEW_TREES if root_id in execution.created else root_id
+    key = (os.getpid(), where, tree, *options)
     # Two calls may make one each, which costs no more than a chance to share.
     return _gatherings.get(key) or _gatherings.setdefault(key, Gathering())

@@ -485,7 +485,7 @@ class Transactions:
 
         Now and then it also returns whether there are followers.
         """
-        queue = queue_of(self._schema, execution.locked)
+        queue = queue_of(self._schema, execution.locked - execution.created)
         if queue is not None:
             queued = f"{settings.sql}, {ENTER_QUEUE}"
             settings = Query(queued, {**settings.parameters, "queue": queue})
