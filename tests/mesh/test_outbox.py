@@ -412,6 +412,25 @@ def taken(session: holdfast.Session, store: holdfast.Store) -> None:
     assert len(take(store, route=f"memory/agent {session.id}")) == 1
 
 
+def fail_to_send(session: holdfast.Session, store: holdfast.Store) -> None:
+    run(store, postpone, *message_of(session, store), 1, 0)
+
+
+def taken_again(session: holdfast.Session, store: holdfast.Store) -> None:
+    [again] = take(store, route=f"memory/agent {session.id}")
+    assert again.attempts == 2
+
+
+def confirm_sent(session: holdfast.Session, store: holdfast.Store) -> None:
+    run(store, confirm, *message_of(session, store), f"{session.id} first", store.store_id())
+
+
+def message_of(session: holdfast.Session, store: holdfast.Store) -> list[int]:
+    """The number of the message of a session's first call."""
+    found = store.run(lambda tx: rows("SELECT * FROM hf_outbox ORDER BY number"))
+    return [row["number"] for row in found if row["ask_id"] == f"{session.id} first"]
+
+
 def deliver(session: holdfast.Session, store: holdfast.Store) -> None:
     given = incoming(number=0, store_id=store.store_id(), ask=f"{session.id} first")
     assert run(store, take_request, given, f"peer {session.id}", CLAIM) is not None
@@ -438,7 +457,10 @@ def cancel_own(session: holdfast.Session, store: holdfast.Store) -> None:
 STEPS: dict[str, Step] = {
     "ask": ask,
     "take its message": taken,
+    "it cannot be sent": fail_to_send,
+    "take it again": taken_again,
     "deliver it": deliver,
+    "it is confirmed": confirm_sent,
     "deliver one of another store": deliver_foreign,
     "answer that": answer_foreign,
     "a cancel before its request": cancel_first,

@@ -1,8 +1,9 @@
 """SIGKILL before every statement and COMMIT of a session's life with peers: all or nothing.
 
-The steps are three lives: asks, answers, pauses, a resumption, a timeout and an error; a decision,
-a sleep, a cancellation and a late answer; and calls made with a pause, which a service takes up and
-ends together. Each step is whole or has left nothing.
+The steps are lives: asks, answers, pauses, a resumption, a timeout and an error; a decision and a
+sleep; calls made with a pause, which a service takes up and ends together; sweeps of a deadline, of
+a peer and of a resumption whose holders have died; a cancellation while a peer works, and its late
+answer. Each step is whole or has left nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from typing import Any
 import pytest
 
 import holdfast
+from holdfast.kernel.operation import Call
+from holdfast.peers.answers import expire, find_due
+from holdfast.work.noun import find_expired, finish_expired
 from tests.crash.steps import Step, kill_at_every_statement
 from tests.peers.uptakes import taken_up
 
@@ -170,6 +174,56 @@ TAKEN_UP: dict[str, Step] = {
 }
 
 
+CLOCK = holdfast.VirtualClock()
+ROWS_MAX = 1_000
+
+
+def of_tree(store: holdfast.Store, found: list[Any], session: holdfast.Session) -> list[Any]:
+    """Some rows of a sweep: the lives that were killed before have left others."""
+    mine = [row for row in found if row["root_id"] == session.root_id]
+    assert mine
+    return mine
+
+
+def sweep_deadlines(session: holdfast.Session, store: holdfast.Store) -> None:
+    CLOCK.advance(61)
+    found, _ = store.runtime.run(Call(find_due, store.runtime, (ROWS_MAX,)))
+    mine = of_tree(store, found, session)
+    assert store.runtime.run(Call(expire, store.runtime, (mine,))) == len(mine)
+
+
+def sweep_leases(session: holdfast.Session, store: holdfast.Store) -> None:
+    CLOCK.advance(LEASE_SECONDS + 1)
+    found = store.runtime.run(Call(find_expired, store.runtime, (ROWS_MAX,)))
+    mine = of_tree(store, found, session)
+    states = store.runtime.run(Call(finish_expired, store.runtime, (mine, True)))
+    assert states == ["scheduled"]
+
+
+SWEPT: dict[str, Step] = {
+    "ask": ask("first", timeout_seconds=60),
+    "ask another": ask("second", timeout_seconds="never"),
+    "pause": lambda session, store: session.pause({"step": 1}),
+    "sweep the deadline": sweep_deadlines,
+    "claim the request": claim("peer"),
+    "receive": receive,
+    "sweep the dead peer": sweep_leases,
+    "the last answer": lambda session, store: store.answer(f"{session.id} second", "two"),
+    "claim the resumption": claim("agent"),
+    "resume": resume,
+    "sweep the dead resumer": sweep_leases,
+}
+CANCELLED: dict[str, Step] = {
+    "ask": ask("first"),
+    "ask another": ask("second"),
+    "pause": lambda session, store: session.pause({"step": 1}),
+    "claim the request": claim("peer"),
+    "receive": receive,
+    "cancel": lambda session, store: session.cancel(),
+    "a late answer": lambda session, store: store.answer(f"{session.id} first", "late"),
+}
+
+
 def shape(store: holdfast.Store, id: str) -> Any:
     """Everything that can be read of a session's peers, without ids and times."""
     session = store.find_session(id)
@@ -198,11 +252,16 @@ def shape(store: holdfast.Store, id: str) -> Any:
         pytest.param(ANSWERED, id="answered"),
         pytest.param(DECIDED, id="decided", marks=pytest.mark.slow),
         pytest.param(TAKEN_UP, id="taken up"),
+        pytest.param(SWEPT, id="swept"),
+        pytest.param(CANCELLED, id="cancelled"),
     ],
 )
 def test_killed_at_every_statement_all_or_nothing(
     steps: dict[str, Step], place: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
+    if steps is SWEPT:
+        # Every process that is forked begins at this time, and advances its own copy.
+        place = {**place, "clock": CLOCK}
     places = kill_at_every_statement(place, steps, shape, prepare)
     with capsys.disabled():
         print(f"\n{place['url'].partition(':')[0]}: killed at {len(places)} points of peers")
