@@ -140,6 +140,8 @@ def test_conflicts_and_bad_input_are_told(filled: dict[str, Any], quick: Run) ->
 def test_the_feed_is_exported_as_lines(filled: dict[str, Any], quick: Run, tmp_path: Path) -> None:
     told = quick("feed", "export", tmp_path / "feed.jsonl", "report-one")
     assert told.stdout == f"Wrote 3 events to {tmp_path / 'feed.jsonl'}.\n"
+    one = quick("feed", "export", tmp_path / "one.jsonl", "report-one", "--since", "2")
+    assert one.stdout == f"Wrote 1 event to {tmp_path / 'one.jsonl'}.\n"
     found = [json.loads(line) for line in (tmp_path / "feed.jsonl").read_text().splitlines()]
     assert [event["position"] for event in found] == [1, 2, 3]
     options = ("--since", "2", "--kind", "state_changed")

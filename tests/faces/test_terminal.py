@@ -109,6 +109,30 @@ def test_a_listing_keeps_what_identifies_a_row(filled: dict[str, Any], look: Loo
             assert re.fullmatch(pattern, cell), (command, cell)
 
 
+def test_long_names_leave_room_for_errors_and_numbers(filled: dict[str, Any], look: Look) -> None:
+    name = "charge_the_credit_card_of_the_customer_once_more"
+    fail = holdfast.tool(effect="mutate", name=name)(charge.function)
+    with holdfast.open(**filled) as store:
+        with pytest.raises(holdfast.Unresolved):
+            store.session("s").call(fail, cents=500)
+        store.work.submit(name, delay_seconds=600)
+        store.work.submit(name, queue="q", max_retries=0)
+        [item] = store.work.claim("worker", queues="q")
+        item.fail(LONG)
+    for command, rows in ((("work", "list"), 2), (("effects", "list", "--status", "unknown"), 1)):
+        lines = look(*command)
+        place = next(n for n, line in enumerate(lines) if "error" in columns(line))
+        assert columns(lines[place])[0] == "number"
+        found = [columns(line) for line in lines[place + 1 :] if name[:15] in line]
+        assert len(found) == rows
+        for number, shown, status, *_, error in found:
+            assert number.isdecimal()
+            assert shown.endswith("…")
+            assert status in {"pending (time)", "failed", "unknown"}
+            assert error.startswith(LONG[:15]) or status == "pending (time)"
+        assert max(map(len, lines[place:])) <= 80
+
+
 def test_short_ids_are_told_apart_and_taken(filled: dict[str, Any], look: Look) -> None:
     with holdfast.open(**filled) as store:
         (first,) = store.sessions()
@@ -205,6 +229,7 @@ def test_suggested_commands_are_whole_and_name_the_store(
             ],
         ),
         (["spend", "correct", "9", "--usd", "1"], ["holdfast spend list"]),
+        (["work", "why", "1"], ["holdfast work redrive 1"]),
     ):
         assert suggestions(look(*command)) == [f"{each} {place}" for each in suggested]
 

@@ -514,7 +514,7 @@ def test_a_repeated_attempt_that_waits_in_memory_makes_no_ask_twice(place: dict[
         store.request("planner", request_id="r")
         asks = [holdfast.Ask("peer", "city")]
         [item] = store.work.claim("one", queues="agent:planner")
-        with pytest.raises(holdfast.InvalidArgument, match="only 1 asks"):
+        with pytest.raises(holdfast.InvalidArgument, match="is 2, but the pause is for 1 ask"):
             item.receive().session.answers(grace_seconds=0, need=2, asks=asks)
         item.fail("again", delay_seconds=0)
         [item] = store.work.claim("two", queues="agent:planner")

@@ -187,7 +187,7 @@ async def test_why_is_a_sentence_for_every_state(subject: Subject) -> None:
     )
     assert await why(first) == f"It is ready, with nothing before it in queue 't'; {nobody}"
     [held] = await done(work.claim("ann", lease_seconds=60))
-    ready = "It is ready, with nothing before it in queue 't'; 1 of the queue run now."
+    ready = "It is ready, with nothing before it in queue 't'; 1 of the queue runs now."
     assert await why(second) == ready
     clock.advance(12.5)
     running = "ann has been running it for 12.5 s, last heartbeat 12.5 s ago; "
@@ -212,13 +212,13 @@ async def test_why_is_a_sentence_for_every_state(subject: Subject) -> None:
     clock.advance(10_000)
     assert "its lease ended 2.8 h ago: the next sweep takes it." in await why(second)
     await done(work.sweep())
-    assert "It waits for a person: check it" in await why(second)
+    choices = [f"`holdfast work {name} {second.number}`" for name in ("retry", "cancel")]
+    assert f"check it, then run {' or '.join(choices)}." in await why(second)
     third = await done(work.submit("t"))
     [held] = await done(work.claim("bob"))
-    await done(held.fail("no ink", retry=False))
-    assert await why(third) == (
-        "It failed permanently; work.redrive submits it again. Last error: no ink."
-    )
+    await done(held.fail("no ink.\n", retry=False))
+    again = f"`holdfast work redrive {third.number}` submits it again"
+    assert await why(third) == f"It failed permanently; {again}. Last error: no ink."
     await done(work.cancel(second.id))
     assert await why(second) == "It was cancelled 0.0 s ago."
     await done(work.submit_many([Submission("t") for _ in range(1200)]))

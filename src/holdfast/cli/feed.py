@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from ..arguments import require_one_of, require_whole
 from ..errors import InvalidArgument
+from ..formatting import plural
 from ..kernel.files import new_file
 from ..records import EVENT_KINDS, Event, FollowedEvent
 from ..store import Store
@@ -111,4 +112,4 @@ def export(
             out.write(f"{line}\n")
             count += 1
     data: dict[str, Any] = {"path": str(file.resolve()), "events": count}
-    return Answer(data, f"Wrote {count:,} events to {file.resolve()}.")
+    return Answer(data, f"Wrote {plural(count, 'event')} to {file.resolve()}.")

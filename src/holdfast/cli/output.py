@@ -163,10 +163,9 @@ def table(
 ) -> str | RenderableType:
     """Return records as a table, a line each, or `empty` if there are none.
 
-    In a narrow terminal the columns in
-    `drop` are left out, in this order; then the ids in the column `shorten` are cut to what tells
-    them apart; then the widest column is cut. Stored text can neither style the table nor command
-    the terminal.
+    In a narrow terminal the columns in `drop` are left out, in this order; then the ids in the
+    column `shorten` are cut to what tells them apart; then the widest columns are cut, to one
+    width. Stored text can neither style the table nor command the terminal.
     """
     from rich.cells import cell_len
     from rich.table import Table
@@ -188,15 +187,23 @@ def table(
         spare += widths[shorten]
         widths[shorten] = max(map(cell_len, (shorten, *cells[shorten])))
         spare -= widths[shorten]
-    if spare < 0:
-        widest = max(widths, key=widths.__getitem__)
-        widths[widest] = max(WIDTH_MIN, widths[widest] + spare)
+    # Ids come last: what is cut from them does not tell them apart any more.
+    spare = _cut(widths, [name for name in widths if name != shorten] or [shorten], spare)
+    _cut(widths, list(widths), spare)
     made = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
     for name, most in widths.items():
         made.add_column(name, no_wrap=True, overflow="ellipsis", max_width=most)
     for line in zip(*(cells[name] for name in widths), strict=True):
         made.add_row(*map(Text, line))
     return made
+
+
+def _cut(widths: dict[str, int], names: Sequence[str], spare: int) -> int:
+    """Make the widest of these columns narrower until all fit; return what room is left."""
+    while spare < 0 and widths[widest := max(names, key=widths.__getitem__)] > WIDTH_MIN:
+        widths[widest] -= 1
+        spare += 1
+    return spare
 
 
 def _cell(row: Any, source: str | Callable[[Any], object]) -> object:

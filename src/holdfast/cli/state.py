@@ -10,6 +10,7 @@ from typing import Annotated, Any, cast
 from ..checkpoints.diff import brief
 from ..codec import from_json, to_json
 from ..errors import InvalidArgument, NotFound
+from ..formatting import plural
 from ..kernel.files import new_file
 from ..state import Entry, Reducer, StateSnapshot
 from ..store import Store
@@ -335,4 +336,4 @@ def export(
     with new_file(file) as partial:
         Path(partial).write_text(to_json(found.document, indent=2) + "\n", "utf-8")
     data = {"path": str(file.resolve()), "keys": len(found.document), "version": found.version}
-    return Answer(data, f"Wrote {len(found.document):,} keys to {file.resolve()}.")
+    return Answer(data, f"Wrote {plural(len(found.document), 'key')} to {file.resolve()}.")

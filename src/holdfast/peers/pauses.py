@@ -18,6 +18,7 @@ from ..codec import Codec
 from ..dataclass import dataclass
 from ..errors import InvalidArgument, WorkFailed
 from ..feed import emit
+from ..formatting import plural
 from ..kernel.operation import (
     AfterCommit,
     Op,
@@ -231,7 +232,9 @@ def begin_pause(
     states = [ask["state"] for ask in asks] + ["open"] * len(drafts)
     counts = {"open_asks": states.count("open"), "ok_asks": states.count("ok")}
     if wish.need is not None and wish.need > len(states):
-        raise InvalidArgument(f"need is {wish.need}, but there are only {len(states)} asks")
+        raise InvalidArgument(
+            f"need is {wish.need}, but the pause is for {plural(len(states), 'ask')}"
+        )
     for before in paused:
         yield from close(runtime, before, item_id=_driving_item(session))
     is_over = wish.reason == "peers" and is_met(wish.need, **counts)

@@ -241,7 +241,8 @@ def health(stale_seconds: float, at_most: int) -> Op[LeaseHealth]:
 
 def why(item: Item[Any], now: int) -> Op[str]:
     """Return a sentence that says why an item runs or does not."""
-    last = f" Last error: {quoted(item.error)}." if item.error else ""
+    error = quoted((item.error or "").rstrip(" .\n"))
+    last = f" Last error: {error}." if error else ""
     retries = f"retry {item.retry_count} of {item.max_retries}"
     match item.stored_state:
         case "pending":
@@ -257,17 +258,19 @@ def why(item: Item[Any], now: int) -> Op[str]:
         case "review" if item.waits_for_effect is not None:
             return (
                 f"It waits for effect {item.waits_for_effect} to be resolved, and is ready then: "
-                f"holdfast effects show {item.waits_for_effect}."
+                f"see `holdfast effects show {item.waits_for_effect}`."
             )
         case "review":
-            return f"It waits for a person: check it, then use work.retry or work.cancel.{last}"
+            retry, cancel = (f"`holdfast work {do} {item.number}`" for do in ("retry", "cancel"))
+            return f"It waits for a person: check it, then run {retry} or {cancel}.{last}"
         case "in_progress":
             return _running(item, now)
         case "completed":
             return f"It was completed {_ago(now, item.completed_at)} ago."
         case "failed":
             used = f" after {item.attempts} attempts" if item.attempts > 1 else ""
-            return f"It failed permanently{used}; work.redrive submits it again.{last}"
+            redrive = f"`holdfast work redrive {item.number}`"
+            return f"It failed permanently{used}; {redrive} submits it again.{last}"
     return f"It was cancelled {_ago(now, item.completed_at)} ago."
 
 
@@ -281,6 +284,8 @@ def _ready(item: Item[Any]) -> Op[str]:
     before = f"{count} items" if count < COUNTED_MAX else f"{COUNTED_MAX} items or more"
     before = {0: "nothing", 1: "1 item"}.get(count, before)
     hint = f"{running}{'' if running < COUNTED_MAX else ' or more'} of the queue run now."
+    if running == 1:
+        hint = "1 of the queue runs now."
     if not running:
         hint = (
             "no item of the queue is leased now. Either no worker serves the queue, or all of its "
