@@ -235,6 +235,8 @@ CUT = (
             "postgresql://u:s3cret@h/d?colour=red",
             'the PostgreSQL URL is not usable: invalid URI query parameter: "colour"',
         ),
+        ("https://s3cret@h", "'https://***@h' is not the address of a server; write "
+                             "http://host:port, and pass the token separately"),
         ("host=h user=u password=s3cret", f"'…' is not a database URL; {USE}"),
         ("postgresql:u:s3cret@h/d", f"'…' is not a database URL; {USE}"),
         ("mysql://h/d?sslpassword=s3cret&passwrd=s3cret",

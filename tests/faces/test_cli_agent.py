@@ -235,7 +235,11 @@ def test_what_cannot_be_served_or_asked_is_told(place: dict[str, Any], quick: Ru
         ("nats://127.0.0.1:1?prefix=a.b", "prefix must be"),
         ("nats://127.0.0.1:1?ack_seconds=soon", "ack_seconds must be a number, not 'soon'"),
         ("nats://127.0.0.1:1?credentials=none.creds", "there is no file 'none.creds'"),
-        ("nats://me:s3cret@127.0.0.1:1/travel", "a host and a port alone, not '/travel'"),
+        ("nats://me:s3cret@127.0.0.1:1/travel", "nothing after its port"),
+        ("nats:/me:s3cret@127.0.0.1:1", "an address of NATS is nats://HOST:PORT"),
+        ("natss://me:s3cret@127.0.0.1:1", "database or nats://host:port, not '…'"),
+        ("s3cret@127.0.0.1:1", "database or nats://host:port, not '…'"),
+        ("http://127.0.0.1?token=s3cret", "database or nats://host:port, not '…'"),
     ):
         result = quick("agent", "request", "planner", f"--transport={address}")
         assert (result.returncode, wrong in result.stderr) == (2, True), result.stderr

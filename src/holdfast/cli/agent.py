@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from ..arguments import shown
 from ..checkpoints.diff import printable
 from ..errors import InvalidArgument
+from ..kernel.url import guarded
 from ..mesh import Mesh, Service
 from ..peers import PeerCall
 from ..peers.asks import delivery_id
@@ -235,7 +236,8 @@ def opened(transport: str | None) -> Iterator[Any]:
         return
     if urlsplit(transport).scheme not in {"nats", "tls"}:
         raise InvalidArgument(
-            f"--transport must be database or nats://host:port, not {shown(transport)}"
+            "--transport must be database or nats://host:port, not "
+            f"{shown(guarded(str(transport)))}"
         )
     from ..mesh.nats import Nats
 

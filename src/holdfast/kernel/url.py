@@ -151,14 +151,17 @@ def redact(url: str) -> str:
     """Return a URL, malformed or not, without anything that may be a password."""
     scheme, separator, rest = url.partition("://")
     if not separator:
-        return "…" if "@" in url or "=" in url else url
+        return guarded(url)
     place, question, query = rest.partition("?")
     options = [option.partition("=") for option in query.split("&")] if question else []
     if _has_cut_login(query):
         place, options = rest, []
     login, at, host = place.rpartition("@")
     user = _LOGIN_END.split(login, maxsplit=1)[0]
-    login = user if user == login else f"{user}:***"
+    has_password = user != login
+    if not has_password and scheme in {"http", "https"}:
+        user = "***" if at else user  # Probably a token.
+    login = f"{user}:***" if has_password else user
     netloc = host.partition("/")[0]
     ports = [] if at or scheme == "sqlite" or "[" in netloc else netloc.split(",")
     if not all(map(_PORT.search, ports)):
@@ -169,6 +172,11 @@ def redact(url: str) -> str:
         for name, _, value in options
     ]
     return f"{scheme}://{login}{at}{host}{'?' if shown else ''}{'&'.join(shown)}"
+
+
+def guarded(text: str) -> str:
+    """Return an address, or a part of one, unless a password or token may be in it."""
+    return "…" if "@" in text or "=" in text else text
 
 
 def _has_cut_login(query: str) -> bool:
