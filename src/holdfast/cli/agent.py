@@ -235,10 +235,8 @@ def opened(transport: str | None) -> Iterator[Any]:
         yield None
         return
     if urlsplit(transport).scheme not in {"nats", "tls"}:
-        raise InvalidArgument(
-            "--transport must be database or nats://host:port, not "
-            f"{shown(guarded(str(transport)))}"
-        )
+        named = shown(guarded(str(transport)))
+        raise InvalidArgument(f"--transport must be database or nats://host:port, not {named}")
     from ..mesh.nats import Nats
 
     with contextlib.closing(Nats.at(str(transport))) as carrier:
