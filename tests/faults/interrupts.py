@@ -81,6 +81,97 @@ def pay(to: str, *, idempotency_key: str) -> str:
     return idempotency_key
 
 
+@holdfast.tool(effect="mutate", undo=lambda arguments, result, key: None)
+def book(room: str) -> str:
+    """Do what can be undone."""
+    return room
+
+
+@holdfast.tool(effect="mutate", verify=lambda arguments, key: holdfast.Landed("charged"))
+def charge(to: str) -> str:
+    """Do what can be verified."""
+    return to
+
+
+def _in_doubt(subject: Subject) -> str:
+    begun = subject.other(1).begin(charge, {"to": "ann"})
+    assert isinstance(begun, holdfast.Issued)
+    begun.fail("no answer")
+    return begun.effect_id
+
+
+def _resolve(subject: Subject) -> Prepared:
+    return partial(subject.store.resolve, _in_doubt(subject), holdfast.NotLanded(), by="ann")
+
+
+def _compensate(subject: Subject) -> Prepared:
+    session = subject.other(1)
+    session.call(book, room="12")
+    return partial(session.compensate, to=1)
+
+
+def _correct_spend(subject: Subject) -> Prepared:
+    spend = subject.other().spend("model", usd=1, state="uncertain")
+    return partial(subject.store.correct_spend, spend.id, usd=2)
+
+
+def _agents(subject: Subject) -> holdfast.Session:
+    return subject.store.session(subject.name(), agent="planner")
+
+
+def _decision(subject: Subject) -> str:
+    return _agents(subject).wait_for_approval("May I?").pause_id
+
+
+def _import(subject: Subject) -> Prepared:
+    session, path = subject.other(2), subject.directory / subject.name()
+    subject.store.export(path, [session])
+    session.delete()
+    return partial(subject.store.import_sessions, path)
+
+
+def _lease(subject: Subject) -> Prepared:
+    session = subject.other()
+    return lambda: session.release(session.renew(session.lease("me", 60), 90))
+
+
+def _redrive(subject: Subject) -> Prepared:
+    item = subject.item()
+    item.fail("no", retry=False)
+    return partial(subject.store.work.redrive, item.id)
+
+
+def _retry(subject: Subject) -> Prepared:
+    item = subject.store.work.submit("step", queue=subject.name(), delay_seconds=600)
+    return partial(subject.store.work.retry, item.id)
+
+
+def _request(subject: Subject) -> tuple[str, Any]:
+    agent = subject.name()
+    subject.store.request(agent)
+    return agent, subject.store.work.claim("me", queues=f"agent:{agent}")[0]
+
+
+def _resume(subject: Subject) -> Prepared:
+    session = subject.store.session(subject.name(), agent=subject.name())
+    parked = session.pause(asks=[holdfast.Ask("peer")])
+    assert isinstance(parked, holdfast.Parked)
+    subject.store.answer(session.asks()[0].id, "done")
+    [item] = subject.store.work.claim("me", queues=f"agent:{session.info().agent}")
+    return item.resume
+
+
+def _submit_many(subject: Subject) -> Prepared:
+    items = [holdfast.Submission("step", queue=subject.name()) for _ in range(3)]
+    return partial(subject.store.work.submit_many, items)
+
+
+def _unpin(subject: Subject) -> Prepared:
+    session = subject.other(1)
+    session.pin(1, "kept")
+    return partial(session.unpin, 1)
+
+
 def _begin_and_complete(subject: Subject) -> Prepared:
     def run() -> None:
         begun = subject.session.begin(pay, {"to": name})
@@ -141,7 +232,7 @@ STATE_CHANGES: list[dict[str, Any]] = [
 
 
 def _asking(subject: Subject) -> holdfast.Session:
-    session = subject.store.session(subject.name(), agent="planner")
+    session = _agents(subject)
     session.ask("peer")
     return session
 
@@ -154,6 +245,12 @@ def _state_reduce(subject: Subject) -> Prepared:
 
     state = subject.other().state
     return run
+
+
+def _state_remove(subject: Subject) -> Prepared:
+    state = subject.other().state
+    state.append("xs", ["x", "y"])
+    return partial(state.remove, "xs", "x")
 
 
 def _state_restore(subject: Subject) -> Prepared:
@@ -172,7 +269,10 @@ OPERATIONS: dict[str, Callable[[Subject], Prepared]] = {
     "add": lambda s: lambda: Counter(s.store).add(1, note="asked"),
     "add_at_once": lambda s: lambda: Counter(s.store).add_at_once(1, note="asked"),
     "append": lambda s: lambda: s.session.append("transcript", [{"role": "user"}]),
+    "approve": lambda s: partial(s.store.approve, _decision(s), by="ann"),
     "answer": lambda s: partial(s.store.answer, s.session.ask("peer").id, "done"),
+    "answers": lambda s: partial(_asking(s).answers, grace_seconds=0),
+    "artifact": lambda s: partial(s.other().add_artifact, "plan", data={"n": 1}),
     "ask": lambda s: lambda: s.session.ask("peer", {"n": 1}),
     "attest": lambda s: lambda: s.session.attest(1, {"by": "test"}),
     "audit": lambda s: lambda: s.store.audit.refused("wrong token"),
@@ -183,9 +283,14 @@ OPERATIONS: dict[str, Callable[[Subject], Prepared]] = {
         lambda: s.session.call_all([holdfast.ToolUse(pay, {"to": s.name()}) for _ in range(3)])
     ),
     "cancel": lambda s: s.other(1).cancel,
+    "cancel_ask": lambda s: partial(s.store.cancel_ask, s.session.ask("peer").id),
     "claim": _claim,
+    "close_spend": lambda s: s.other().close_spend,
+    "compensate": _compensate,
     "complete": lambda s: s.item().complete,
+    "complete_many": lambda s: partial(s.store.work.complete_many, [(s.item(), 1), (s.item(), 2)]),
     "compose": lambda s: lambda: s.store.run(twice, "asked"),
+    "correct_spend": _correct_spend,
     "delete": lambda s: s.other(1).delete,
     "diff": lambda s: lambda: s.session.diff(1, 1),
     "drive": _drive,
@@ -197,35 +302,61 @@ OPERATIONS: dict[str, Callable[[Subject], Prepared]] = {
     "fork": _fork,
     "heartbeat": lambda s: s.item().heartbeat,
     "history": lambda s: lambda: s.session.history(limit=5),
+    "import": _import,
+    "item_progress": lambda s: partial(s.item().progress, "half"),
+    "item_release": lambda s: s.item().release,
+    "item_taken_away": lambda s: partial(s.store.work.release, s.item().id, reason="stuck"),
     "latest": lambda s: lambda: s.session.latest(last=5),
+    "lease": _lease,
     "once": lambda s: lambda: s.store.once(s.name(), lambda: 1),
     "open": _open_and_close,
     "pause": lambda s: partial(_asking(s).pause, {"n": 1}),
     "pin": lambda s: lambda: s.session.pin(1, "kept"),
+    "progress": lambda s: partial(s.store.progress, s.session.ask("peer").id, "half"),
+    "promote": lambda s: s.store.work.promote,
     "prune": lambda s: lambda: s.store.prune(keep=100_000),
     "record": lambda s: lambda: s.session.record("manual_checkpoint", {"n": 1}),
+    "receive": lambda s: _request(s)[1].receive,
     "recover": lambda s: s.store.recover,
+    "redrive": _redrive,
+    "reject": lambda s: partial(s.store.reject, _decision(s), by="ann"),
     "request": lambda s: lambda: s.store.run(keyed, s.session, s.name()),
     "request_of_a_lane": lambda s: lambda: s.store.run(numbered, s.session, 1, lane=s.name()),
+    "request_of_a_caller": lambda s: partial(s.store.request, "planner"),
+    "resolve": _resolve,
+    "resume": _resume,
     "resume_point": lambda s: s.session.resume_point,
+    "resumption": lambda s: s.other().resumption,
+    "retry": _retry,
     "rewind": _move_back,
     "save": lambda s: lambda: s.session.save(plan={"n": 1}),
     "session": lambda s: lambda: s.store.session(s.name()),
     "sessions": lambda s: lambda: s.store.sessions(limit=5),
+    "settle": lambda s: partial(s.store.settle, "nobody:1"),
+    "sleep": lambda s: partial(_agents(s).sleep, 4_000_000_000_000),
     "spend": lambda s: lambda: s.session.spend("model", input_tokens=1),
     "state_batch": lambda s: partial(s.session.state.batch, STATE_CHANGES),
     "state_compact": lambda s: partial(s.session.state.compact, s.session.state.version()),
     "state_increment": lambda s: partial(s.session.state.increment, "n", idempotency_key=s.name()),
+    "state_initialize": lambda s: partial(s.other().state.initialize, {"n": 1, "xs": []}),
+    "state_merge": lambda s: partial(s.session.state.merge, "doc", {"a": 1, "b": None}),
     "state_patch": lambda s: partial(s.session.state.patch, {"n": 1, "doc": {"a": None}}),
     "state_reduce": _state_reduce,
+    "state_remove": _state_remove,
+    "state_replace": lambda s: partial(s.session.state.replace, {"n": 1, "k": "y"}),
     "state_restore": _state_restore,
     "state_set": lambda s: partial(s.session.state.set, "k", "x" * 300),
     "state_update": lambda s: partial(s.session.state.update, "k", lambda value: 1),
     "state_watch": _state_watch,
     "submit": lambda s: lambda: s.store.work.submit("step", queue=s.name()),
+    "submit_many": _submit_many,
     "sweep": lambda s: s.store.work.sweep,
     "token": lambda s: partial(s.store.tokens.create, s.name(), session=s.session),
     "token_revoke": lambda s: partial(s.store.tokens.revoke, s.store.tokens.create(s.name()).id),
+    "unpin": _unpin,
+    "verify": lambda s: partial(s.store.verify, _in_doubt(s), [charge]),
+    "wait_for_approval": lambda s: partial(_agents(s).wait_for_approval, "May I?"),
+    "work_cancel": lambda s: partial(s.store.work.cancel, s.item().id),
     "work_list": lambda s: lambda: s.store.work.list(limit=5),
 }
 

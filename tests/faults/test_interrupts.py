@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import random
 import signal
@@ -15,9 +16,15 @@ from typing import Any
 import pytest
 
 import holdfast
+from holdfast.access.audit import Audit
+from holdfast.access.tokens import Tokens
+from holdfast.kernel.flow import flow, stream
+from holdfast.kernel.operation import large_query, operation, query, whole_query
 from holdfast.kernel.sqlite.side_lock import SideLock
 from holdfast.kernel.threads import Latch, Thread
+from holdfast.state.handle import State
 from holdfast.testing.nouns import Counter
+from tests.faults import interrupts
 from tests.faults.interrupts import OPERATIONS, run
 from tests.faults.tracing import interrupted_everywhere
 from tests.faults.workload import found_in, in_threads, together
@@ -183,6 +190,32 @@ def test_an_interrupt_of_any_operation_costs_only_that_call(
     asked = run(place=place, hits=hits, beside=beside)
     report(f"{hits * len(asked)} interrupts of {len(asked)} operations")
     assert asked.keys() == OPERATIONS.keys()
+
+
+HANDLES = (
+    holdfast.Store, holdfast.Session, holdfast.Work, holdfast.WorkItem, State, Audit, Tokens,
+)  # fmt: skip
+LOOKS = (large_query, query, whole_query)
+# `rewind` moves back, `call` is `call_with`; the rest writes nothing, or is not left half-way.
+INTERRUPTED_ELSEWHERE = {
+    "begun", "call_with", "environment", "expand", "follow", "follow_all", "import_legacy",
+    "move_back", "watch_changes",
+}  # fmt: skip
+
+
+def test_every_call_that_writes_is_among_the_operations() -> None:
+    tree = ast.parse(Path(interrupts.__file__).read_text())
+    called = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    writing = {
+        name
+        for handle in HANDLES
+        for owner in handle.__mro__
+        for name, each in vars(owner).items()
+        if isinstance(each, flow | operation | stream) and not isinstance(each, LOOKS)
+        if not name.startswith("_")
+    }
+    assert len(writing) > 60
+    assert writing - called == INTERRUPTED_ELSEWHERE
 
 
 @pytest.mark.slow
