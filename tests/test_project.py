@@ -225,6 +225,24 @@ def test_nothing_tells_users_to_install_another_distribution() -> None:
     assert {extra for _, extra in extras} <= set(project["optional-dependencies"])
 
 
+def test_every_python_from_the_oldest_on_is_allowed_and_tested() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    oldest = re.fullmatch(r">=3\.(\d+)", project["requires-python"])
+    assert oldest is not None, "a newer Python is refused without a reason"
+    tested = re.search(r"^PYTHONS \?= (.*)$", (ROOT / "Makefile").read_text(), re.M)
+    assert tested is not None
+    minors = [int(name.removeprefix("python3.")) for name in tested[1].split()]
+    assert minors == list(range(int(oldest[1]), minors[-1] + 1))
+    named = {each.rpartition(".")[2] for each in project["classifiers"] if ":: 3." in each}
+    assert named <= set(map(str, minors))
+
+
+def test_the_readme_begins_with_the_commands_of_a_clone() -> None:
+    text = (ROOT / "README.md").read_text()
+    commands = re.findall(r"^\$ (make \w+|pip install \S+)", text, re.M)
+    assert commands[:3] == ["make demo", "make test", "pip install holdfast-agents"]
+
+
 def test_the_readme_and_the_license_exist() -> None:
     assert (ROOT / "README.md").is_file()
     assert "Apache License" in (ROOT / "LICENSE").read_text()
