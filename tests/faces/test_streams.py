@@ -151,3 +151,39 @@ def test_a_stream_that_is_not_utf_8_shows_escapes(tmp_path: Path, encoding: str)
     missing = ended("sessions", "show", "\u2713", "--json")
     assert missing.returncode == 3
     assert "\u2713" in json.loads(missing.stderr.decode(encoding))["message"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["export", "-"], ["import", "-"], ["backup", "-"], ["prune", "--archive", "-"],
+     ["state", "export", "s", "-"]],
+)  # fmt: skip
+def test_a_dash_is_never_the_name_of_a_file(
+    arguments: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    url = f"sqlite:///{tmp_path}/store.db"
+    with holdfast.open(url) as store:
+        store.session("s").append("transcript", [1])
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert run([*arguments, "--url", url]) == 2
+    told = capsys.readouterr()
+    assert (told.out, told.err.split(":")[0]) == ("", "Error")
+    assert "- is no file here: this command cannot use" in told.err
+    assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["export", "--help"], ["state", "--help"]])
+@pytest.mark.parametrize("columns", [40, 51, 52, 80])
+def test_help_fits_the_terminal(
+    arguments: list[str],
+    columns: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert run(arguments) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= columns

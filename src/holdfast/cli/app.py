@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import sys
 import traceback
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from . import INTERRUPTED, bench, demo, discard_output, explore, mcp, output, se
 from .command import Commands, DatabaseUrl, Group, show_help
 
 # How writing to the standard output fails. A file of our own that cannot be written is named.
+WIDTH_OF_CLICK_MIN = 50
 UNWRITABLE = {errno.EBADF, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC}
 
 # The modules of each group's commands; the first of them holds the group.
@@ -97,11 +99,20 @@ def _holdfast(
     show_help(context)
 
 
+def _narrow_width() -> int | None:
+    """Return the width of help in a terminal for which click's least width is too much."""
+    columns = shutil.get_terminal_size().columns
+    return columns - 2 if columns < WIDTH_OF_CLICK_MIN + 2 else None
+
+
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code; an error is one sentence on stderr."""
     try:
         code = typer.main.get_command(app).main(
-            list(arguments), prog_name="holdfast", standalone_mode=False
+            list(arguments),
+            prog_name="holdfast",
+            standalone_mode=False,
+            terminal_width=_narrow_width(),
         )
         sys.stdout.flush()
         return int(code or 0)

@@ -11,6 +11,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
 
 import typer
@@ -45,9 +46,16 @@ def option(metavar: str, help: str, *names: str, offers: Any = None, **more: Any
     return typer.Option(*names, metavar=metavar, help=help, autocompletion=complete, **more)
 
 
-def argument(metavar: str, help: str, offers: Any = None) -> Any:
+def argument(metavar: str, help: str, offers: Any = None, **more: Any) -> Any:
     """Return an argument of a command."""
-    return typer.Argument(metavar=metavar, help=help, autocompletion=offers)
+    return typer.Argument(metavar=metavar, help=help, autocompletion=offers, **more)
+
+
+def require_file(path: Path | None) -> Path | None:
+    """Refuse `-`, which elsewhere stands for a standard stream, as the name of a file."""
+    if str(path) == "-":
+        raise InvalidArgument("- is no file here: this command cannot use a standard stream")
+    return path
 
 
 def flag(name: str, help: str, *short: str) -> Any:

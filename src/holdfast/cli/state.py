@@ -26,6 +26,7 @@ from .command import (
     option,
     page,
     read_json,
+    require_file,
 )
 
 app = Commands("Show the shared state of a tree, change it, and read its history.")
@@ -328,7 +329,9 @@ def restore(
 def export(
     store: Store,
     session: SessionId,
-    file: Annotated[Path, argument("FILE", "The new JSON file; it must not exist yet.")],
+    file: Annotated[
+        Path, argument("FILE", "The new JSON file; it must not exist yet.", callback=require_file)
+    ],
     at_sequence: At = None,
 ) -> Answer:
     """Write the whole state to a file, as one JSON object."""

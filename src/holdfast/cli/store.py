@@ -17,7 +17,18 @@ from ..maintenance import Pruned
 from ..records import StoreInfo
 from ..store import Store
 from . import output
-from .command import Answer, AsJson, DatabaseUrl, Namespace, Yes, argument, confirm, flag, option
+from .command import (
+    Answer,
+    AsJson,
+    DatabaseUrl,
+    Namespace,
+    Yes,
+    argument,
+    confirm,
+    flag,
+    option,
+    require_file,
+)
 
 LEVEL_STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 
@@ -130,7 +141,9 @@ def doctor(
 
 def backup(
     store: Store,
-    path: Annotated[Path, argument("PATH", "The new SQLite file; it must not exist yet.")],
+    path: Annotated[
+        Path, argument("PATH", "The new SQLite file; it must not exist yet.", callback=require_file)
+    ],
 ) -> Answer:
     """Copy a live store. The copy is a consistent snapshot, and a store of its own.
 
@@ -157,7 +170,12 @@ def prune(
         float, option("N", "Remove events and state history older than this from ended trees.")
     ] = 30,
     archive: Annotated[
-        Path | None, option("FILE", "Write what is removed to this file first, as JSON lines.")
+        Path | None,
+        option(
+            "FILE",
+            "Write what is removed to this file first, as JSON lines.",
+            callback=require_file,
+        ),
     ] = None,
     vacuum: Annotated[
         bool, flag("--vacuum", "Return free space to the system; on SQLite, writers wait.")

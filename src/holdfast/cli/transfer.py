@@ -10,9 +10,9 @@ from .. import store as stores
 from ..formatting import plural
 from ..records import Imported
 from ..store import Store
-from .command import Answer, DatabaseUrl, Namespace, argument, flag
+from .command import Answer, DatabaseUrl, Namespace, argument, flag, require_file
 
-File = Annotated[Path, argument("FILE", "The file to read.")]
+File = Annotated[Path, argument("FILE", "The file to read.", callback=require_file)]
 AllowPlaintext = Annotated[
     bool,
     flag("--allow-plaintext", "Accept a file that is not encrypted although the store has a key."),
@@ -27,7 +27,9 @@ StoreKeys = Annotated[
 
 
 def export_file(
-    file: Annotated[Path, argument("FILE", "The new file; it must not exist yet.")],
+    file: Annotated[
+        Path, argument("FILE", "The new file; it must not exist yet.", callback=require_file)
+    ],
     sessions: Annotated[
         list[str] | None, argument("[SESSION]...", "The sessions to export; all by default.")
     ] = None,
