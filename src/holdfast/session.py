@@ -100,14 +100,17 @@ class Session(CheckpointOps[C], SpendOps[C], SessionEffects[C], SessionPeers[C])
 
     @query
     def children(self) -> Op[list[SessionInfo]]:
-        """Return the direct children of this session."""
+        """Return the direct children of this session, all at once; `store.sessions` has pages."""
         return [
             info(self.runtime.codec, row) for row in (yield from rows(LIST_CHILDREN, id=self.id))
         ]
 
     @query
     def tree(self) -> Op[list[SessionInfo]]:
-        """Return this session and everything below it, parents before children."""
+        """Return this session and everything below it, parents before children, all at once.
+
+        A tree of many thousands is read in pages: `store.sessions(root=, after=, limit=)`.
+        """
         return [
             info(self.runtime.codec, row) for row in (yield from rows(LIST_DESCENDANTS, id=self.id))
         ]

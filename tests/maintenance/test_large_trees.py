@@ -217,7 +217,7 @@ async def test_a_deletion_that_was_stopped_goes_on(subject: Subject) -> None:
         ):
             error = await raises(SessionEnded, refused)
             assert str(error) == (
-                "session top is deleting; session.delete(force=True) finishes that"
+                "session top is deleting; to delete it again, by force, finishes that"
             )
         await done(top.delete(force=True))
         assert await statuses(store) == {"root": "active"}
@@ -299,7 +299,7 @@ async def test_a_cancellation_that_was_stopped_goes_on(subject: Subject) -> None
         lambda: child.fork(1),
     ):
         error = await raises(SessionEnded, refused)
-        assert str(error) == "session top is cancelling; session.cancel() finishes that"
+        assert str(error) == "session top is cancelling; to cancel it again finishes that"
     # Who was not reached yet may start another: it is reached later.
     await done(store.session("late", parent="below"))
     assert (await done(top.cancel()))[0] == "top"

@@ -69,7 +69,7 @@ async def test_an_item_that_has_not_resumed_its_session_cannot_be_completed(
     store = await opened(subject)
     session, item = await answered(store, "a")
     error = await raises(holdfast.InvalidArgument, lambda: item.complete("done"))
-    assert "call item.resume()" in str(error)
+    assert "resume it before it is completed" in str(error)
     assert await states(store, session, "a") == ("waiting", [(1, "ready")])
     resumption = await done(item.resume())
     assert [answer.result for answer in resumption.answers] == ["one"]

@@ -341,7 +341,7 @@ def _may_end(item: EndedItem, paused: Sequence[Row]) -> bool:
             return False
         if item.status == "completed" and pause["state"] != "resumed":
             raise InvalidArgument(
-                f"work item {item.id} has not resumed session {item.session.id}: call item.resume()"
+                f"work item {item.id} has not resumed session {item.session.id}: resume it"
                 " before it is completed, or fail it"
             )
     return True

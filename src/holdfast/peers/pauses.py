@@ -299,8 +299,7 @@ def _require_agent(id: str, row: Row) -> str:
     agent: str | None = row["agent"]
     if agent is None:
         raise InvalidArgument(
-            f"session {id} has no agent, so nobody could resume it; start it with "
-            "store.session(…, agent=…)"
+            f"session {id} has no agent, so nobody could resume it; start it with the name of one"
         )
     return agent
 

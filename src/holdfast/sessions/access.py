@@ -79,9 +79,9 @@ def ended(id: str, status: str) -> SessionEnded:
     """Return the error for a session that has ended or is being ended."""
     advice = "open it with reopen=True to continue"
     if status == "cancelling":
-        advice = "session.cancel() finishes that"
+        advice = "to cancel it again finishes that"
     elif status == "deleting":
-        advice = "session.delete(force=True) finishes that"
+        advice = "to delete it again, by force, finishes that"
     return SessionEnded(f"session {id} is {status}; {advice}", session_id=id, status=status)
 
 
