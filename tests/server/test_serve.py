@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pty
@@ -296,6 +297,22 @@ def test_without_free_files_connections_wait_and_one_line_is_logged(
         logged += capfd.readouterr().err
     [line] = logged.splitlines()
     assert line == "connections wait, as none can be accepted now: Too many open files"
+
+
+def test_a_listener_that_finds_no_free_file_is_asked_once_and_then_pauses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def accept(_: socket.socket) -> Any:
+        raise OSError(errno.EMFILE, "no file is free")
+
+    monkeypatch.setattr(socket.socket, "accept", accept)
+    with serve.Listener() as listener:
+        for _ in range(2):
+            with pytest.raises(OSError, match="no file is free"):
+                listener.accept()
+            # The event loop takes this for the end of the queue.
+            with pytest.raises(BlockingIOError):
+                listener.accept()
 
 
 def test_a_stop_tells_followers_where_to_go_on_and_waits_for_none_that_does_not_read(
