@@ -10,33 +10,28 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import math
 import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from rich.console import Console
 
 import holdfast
-from holdfast.store import check
 
 from . import bulk, servers
-from .bulk import BIG, RARE
+from .growth_operations import GROUPS, WHOLE, Filled, Operation
 from .measure import Contestant, Figures, Report, Target, compare, environment
 
 EXPONENT = "exponent"
 EXPONENT_MAX = 0.15
 FAST_REPEATS = 7
 SLOW_SECONDS = 0.1
-PAGE = 100
-# Pages so small that the smallest store fills them too: the time is that of the search.
-FULL_PAGE, SHORT_PAGE = 10, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,179 +44,6 @@ class Plan:
 
 FULL = Plan((1_000, 100_000, 1_000_000), 5)
 QUICK = Plan((1_000, 10_000), 2)
-
-
-@holdfast.tool(effect="mutate")
-def send(text: str) -> str:
-    """Do nothing, once."""
-    return text
-
-
-@dataclass(slots=True)
-class Filled:
-    """A store of one size, and what the operations are done with."""
-
-    url: str
-    namespace: str | None
-    size: int
-    store: holdfast.Store
-    big: holdfast.Session = field(init=False)
-    waiting: holdfast.WorkItem = field(init=False)
-    running: holdfast.WorkItem = field(init=False)
-    queue: str = field(init=False)
-    numbers: Iterator[int] = field(default_factory=itertools.count)
-
-    def __post_init__(self) -> None:
-        self.big = self.store.find_session(BIG)
-        [self.running] = self.store.work.list(status="in_progress", limit=1)
-        self.queue = next(self._queues())
-        [self.waiting] = self.store.work.list(queue=self.queue, status="pending", limit=1)
-
-    def _queues(self) -> Iterator[str]:
-        for item in self.store.work.list(status="pending", limit=1_000):
-            if item.waits_for is None:
-                yield item.queue
-
-    def some(self) -> int:
-        """Return the number of a session, another one each time."""
-        return next(self.numbers) * 7_919 % self.size + 1
-
-    def session(self) -> holdfast.Session:
-        """Return one of the many sessions."""
-        return self.store.find_session(bulk.session_id(self.some()))
-
-    def new_id(self) -> str:
-        """Return a name that nobody has used."""
-        return f"new {self.size} {next(self.numbers)}"
-
-    def work_one(self) -> None:
-        """Submit, claim and complete one item of a queue of its own."""
-        work = self.store.work
-        work.submit("bench")
-        [item] = work.claim("bench", queues="bench")
-        item.heartbeat()
-        item.complete()
-
-    def claim_any(self) -> None:
-        """Claim the best item of all queues, and give it back."""
-        [item] = self.store.work.claim("bench")
-        item.release()
-
-    def first_write(self) -> None:
-        """Open the store again and write once, as a new process does."""
-        with holdfast.open(self.url, namespace=self.namespace) as store:
-            store.find_session(BIG).append("notes", ["x"])
-
-    def doctor(self) -> None:
-        """Examine the store; it must be well."""
-        problems = [
-            each for each in check(self.url, namespace=self.namespace) if each.level == "problem"
-        ]
-        assert not problems, problems
-
-
-Operation: TypeAlias = Callable[[Filled], object]
-SESSIONS: dict[str, Operation] = {
-    "start a session": lambda f: f.store.session(f.new_id()),
-    "resume a session": lambda f: f.store.session(f.session().id, reopen=True),
-    "find_session(id)": lambda f: f.store.find_session(bulk.session_id(f.some())),
-    "find_session(8 characters)": lambda f: f.store.find_session(bulk.session_id(f.some())[:8]),
-    "sessions(), last page": lambda f: f.store.sessions(after=f.size - PAGE),
-    "sessions(status=), last page": lambda f: f.store.sessions(
-        status="active", after=f.size - 4 * PAGE
-    ),
-    "sessions(agent=), rare": lambda f: f.store.sessions(agent=RARE),
-    "sessions(status=), rare": lambda f: f.store.sessions(status="failed"),
-    "sessions(agent=, status=), rare": lambda f: f.store.sessions(agent="writer", status="failed"),
-    "session.info()": lambda f: f.session().info(),
-    "session.tree()": lambda f: f.session().tree(),
-    "events(), last page": lambda f: f.store.events(BIG, after=f.size - PAGE),
-    "latest_events()": lambda f: f.store.latest_events(),
-    "search_sessions()": lambda f: f.store.search_sessions(
-        bulk.session_id(f.some())[:2], limit=SHORT_PAGE
-    ),
-    "first write of a new process": Filled.first_write,
-}
-CHECKPOINTS: dict[str, Operation] = {
-    "append": lambda f: f.big.append("messages", ["one more"]),
-    "save one value": lambda f: f.big.save(value="x" * 500),
-    "record": lambda f: f.big.record("manual_checkpoint", {"a": 1}),
-    "latest(last=50)": lambda f: f.big.latest(last=50),
-    "at(version, last=50)": lambda f: f.big.at(f.size // 2, last=50),
-    "history()": lambda f: f.big.history(),
-    "history(before=middle)": lambda f: f.big.history(before=f.size // 2),
-    "resume_point()": lambda f: f.big.resume_point(),
-    "checkpoints()": lambda f: f.store.checkpoints(),
-    "checkpoints(kind=), rare": lambda f: f.store.checkpoints(kind="manual_checkpoint", limit=5),
-    "session.counts(at_most=)": lambda f: f.big.counts(at_most=1_000),
-}
-EFFECTS: dict[str, Operation] = {
-    "call": lambda f: f.big.call(send, text=f.new_id()),
-    "call again": lambda f: f.big.call(send, text="the same"),
-    "effects(), last page": lambda f: f.store.effects(after=f.size - PAGE),
-    "effects(status=failed)": lambda f: f.store.effects(status="failed"),
-    "effects(status=unknown)": lambda f: f.store.effects(status="unknown"),
-    "effects(tool=), rare": lambda f: f.store.effects(tool=RARE),
-    "effects(tool=, status=), rare": lambda f: f.store.effects(tool="search", status="failed"),
-    "effects(session=)": lambda f: f.store.effects(session=f.session()),
-    "effects(session=, status=), rare": lambda f: f.store.effects(session=BIG, status="failed"),
-    "effects(key=)": lambda f: f.store.effects(key=f"key {f.some()}"),
-    "effects(key=), idempotency key": lambda f: f.store.effects(key=f"idempotency {f.some()}"),
-    "unresolved()": lambda f: f.big.unresolved(),
-    "pending()": lambda f: f.big.pending(),
-    "recent_calls()": lambda f: f.big.recent_calls(),
-    "spend": lambda f: f.big.spend("small", usd="0.01"),
-    "spent(tree=True)": lambda f: f.big.spent(tree=True),
-    "spends(state=uncertain)": lambda f: f.big.spends(state="uncertain"),
-    "store.spends(state=uncertain)": lambda f: f.store.spends(state="uncertain"),
-    "spends(), last page": lambda f: f.store.spends(session=BIG, after=f.size - PAGE),
-}
-WORK: dict[str, Operation] = {
-    "submit, claim, heartbeat, complete": Filled.work_one,
-    "claim of all queues": Filled.claim_any,
-    "work.get": lambda f: f.store.work.get(f.running.id),
-    "work.find(8 characters)": lambda f: f.store.work.find(f.running.id[:8]),
-    "work.list()": lambda f: f.store.work.list(),
-    **{
-        f"work.list(status={status})": functools.partial(
-            lambda status, f: f.store.work.list(status=status, limit=FULL_PAGE), status
-        )
-        for status in ("pending", "in_progress", "completed", "failed", "cancelled")
-    },
-    "work.list(type=), rare": lambda f: f.store.work.list(type=RARE),
-    "work.list(type=, status=), rare": lambda f: f.store.work.list(type=RARE, status="pending"),
-    "work.list(queue=)": lambda f: f.store.work.list(queue=f.queue, limit=FULL_PAGE),
-    "work.list(queue=), rare": lambda f: f.store.work.list(queue=RARE),
-    "work.list(queue=, status=pending)": lambda f: f.store.work.list(
-        queue=f.queue, status="pending", limit=SHORT_PAGE
-    ),
-    "work.list(queue=, status=cancelled), rare": lambda f: f.store.work.list(
-        queue=RARE, status="cancelled"
-    ),
-    "work.list(holder=)": lambda f: f.store.work.list(holder=f.running.holder, limit=FULL_PAGE),
-    "work.dead()": lambda f: f.store.work.dead(),
-    "work.why(waiting)": lambda f: f.store.work.why(f.waiting.id),
-    "work.why(running)": lambda f: f.store.work.why(f.running.id),
-    "work.sweep(), nothing expired": lambda f: f.store.work.sweep(),
-    "work.health()": lambda f: f.store.work.health(at_most=FULL_PAGE),
-    "work.counts(at_most=)": lambda f: f.store.work.counts(finished=False, at_most=FULL_PAGE),
-}
-GROUPS = {
-    "sessions and events": SESSIONS,
-    "checkpoints": CHECKPOINTS,
-    "effects and spend": EFFECTS,
-    "work": WORK,
-}
-# What reads all there is, and says so in its documentation.
-WHOLE: dict[str, Operation] = {
-    "doctor": Filled.doctor,
-    "spending()": lambda f: f.store.spending(),
-    "session.counts()": lambda f: f.big.counts(),
-    "session.standing(newest)": lambda f: f.big.standing(f.size),
-    "work.counts()": lambda f: f.store.work.counts(),
-    "work.growth()": lambda f: f.store.work.growth(),
-    "a prune that finds nothing": lambda f: f.store.prune(keep=10 * f.size),
-}
 
 
 def run(console: Console, *, quick: bool) -> Report:

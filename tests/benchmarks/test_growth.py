@@ -9,7 +9,8 @@ from rich.console import Console
 
 from benchmarks import growth
 from benchmarks.bulk import BIG
-from benchmarks.growth import EXPONENT, GROUPS, WHOLE, Filled
+from benchmarks.growth import EXPONENT
+from benchmarks.growth_operations import GROUPS, WHOLE, Filled
 
 SIZE = 500
 
