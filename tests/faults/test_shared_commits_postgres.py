@@ -21,7 +21,7 @@ from holdfast.kernel.postgres import shared_commits, transactions
 from holdfast.kernel.postgres.connections import Turn
 from holdfast.kernel.postgres.pipeline import Queue, Send
 from holdfast.testing.nouns import Counter
-from holdfast.testing.proxy import Moment, PostgresProxy
+from holdfast.testing.proxy import Cut, Moment, PostgresProxy
 from tests.faults.workload import WAIT_SECONDS, Clients, in_threads
 from tests.work.fleet import wait_until
 
@@ -140,7 +140,7 @@ def test_requests_made_at_once_share_one_transaction(direct: dict[str, Any]) -> 
 def test_requests_whose_common_commit_was_cut_are_there_once(
     moment: Moment, proxy: PostgresProxy, through: dict[str, Any], direct: dict[str, Any]
 ) -> None:
-    cuts: list[threading.Event] = []
+    cuts: list[Cut] = []
     with holdfast.open(**through) as store:
         request_at_once(store, direct, then=lambda: cuts.append(proxy.cut_next_commit(moment)))
     cuts[0].wait()
