@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 import holdfast
+from holdfast.kernel.operation import Query, batch
+from holdfast.maintenance import read_archive
 from holdfast.mesh import Memory, Mesh, Message, Service, TransportError, Undeliverable
 from tests.mesh.meshes import PLANNER, QUICK, WEATHER, is_idle, outbox, running, until
 
@@ -120,6 +122,88 @@ def test_identities_are_made_at_every_send_and_at_resume_and_stored_nowhere(
         assert CANARY.encode() not in dumped
         assert hex_of(CANARY) not in dumped
         assert hex_of("findable") in dumped or b"findable" in dumped
+
+
+def in_every_table(store: holdfast.Store, place: dict[str, Any]) -> str:
+    """Every value in every table of a store on either database."""
+    find = Query("SELECT name FROM sqlite_schema WHERE type = 'table'", {})
+    if "namespace" in place:
+        schema = {"schema": place["namespace"]}
+        find = Query("SELECT tablename AS name FROM pg_tables WHERE schemaname = :schema", schema)
+    [tables] = store.run(lambda tx: batch(find))
+    names = [row["name"] for row in tables]
+    assert {"hf_asks", "hf_attempts", "hf_outbox", "hf_checkpoints"} < set(names)
+    reads = [Query(f"SELECT * FROM {name}", {}) for name in names]
+    return repr(store.run(lambda tx: batch(*reads)))
+
+
+def test_an_identity_is_found_nowhere_after_answers_errors_timeouts_and_resumes(
+    place: dict[str, Any],
+    other: dict[str, Any],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    seen: list[str] = []
+    failures = {"request": 1, "resume": 1, "answer": 1}
+    names = ["weather", "broken", "silent"]
+
+    def hook(call: Any) -> dict[str, str]:
+        token = f"{CANARY}-{len(seen)}"
+        seen.append(call.kind)
+        if failures.get(call.kind, 0):
+            failures[call.kind] -= 1
+            raise RuntimeError(f"cannot renew {token}")
+        return {"Authorization": token}
+
+    def ask(request: holdfast.PeerRequest[Any]) -> Any:
+        for name in names:
+            seconds: Any = 0.5 if name == "silent" else "never"
+            request.session.ask(name, "findable", timeout_seconds=seconds)
+        return request.session.pause([])
+
+    def go_on(resumption: holdfast.Resumption[Any]) -> Any:
+        assert CANARY in resumption.headers["Authorization"]
+        found = [*resumption.context, [each.status for each in resumption.answers]]
+        if len(found) == 1:
+            resumption.session.save(found=found)
+            resumption.session.ask("weather", "findable")
+            return resumption.session.pause(found)
+        return found
+
+    def fail(request: holdfast.PeerRequest[Any]) -> Any:
+        assert CANARY in request.headers["Authorization"]
+        raise holdfast.WorkFailed("no", retry=False)
+
+    transport = Recording(resend_seconds=0.2)
+    with (
+        holdfast.open(**place, durability="normal") as store,
+        holdfast.open(**other, durability="normal") as peers,
+    ):
+        given: dict[str, Any] = {"credentials": hook, **QUICK}
+        workers = [
+            Service("planner", ask, go_on).worker(store, transport, **given),
+            Service("weather", lambda asked: asked.input).worker(peers, transport, **given),
+            Service("broken", fail).worker(peers, transport, **given),
+        ]
+        with Mesh(store, transport, credentials=hook) as mesh, running(*workers):
+            call = mesh.request("planner", user="ann")
+            until(lambda: store.asks(state="open", limit=1) == [], "an ask is open")
+        assert call.answer is not None
+        assert call.answer.result == [["ok", "error", "timeout"], ["ok"]]
+        assert failures == dict.fromkeys(failures, 0)
+        assert seen.count("resume") == 3
+        kept = [in_every_table(store, place), in_every_table(peers, other)]
+        for number, each in enumerate((store, peers)):
+            fed = [event.data for root in each.sessions() for event in each.events(root.root_id)]
+            archive = tmp_path / f"{number}.archive"
+            each.prune(keep=1, history_days=0, archive=archive)
+            records = [*read_archive(archive), *read_archive(archive, record="event")]
+            kept += [repr(fed), repr(records)]
+            assert records or each is peers
+    assert all("findable" in text for text in kept[:2])
+    assert [CANARY in text for text in [*kept, caplog.text]] == [False] * 7
+    assert "the credentials hook raised RuntimeError" in kept[0]
 
 
 def test_a_hook_that_fails_delays_its_messages_and_its_secret_is_not_logged(
