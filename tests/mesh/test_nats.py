@@ -18,10 +18,26 @@ from holdfast.mesh.nats import Nats
 from holdfast.testing.subject import Colour, Subject, done
 from tests.crash.children import Child
 from tests.mesh.faulty import FaultyNats
-from tests.mesh.meshes import PLANNER, QUICK, WEATHER, is_idle, outbox, running, until
+from tests.mesh.meshes import (
+    PATIENCE_SECONDS,
+    PLANNER,
+    QUICK,
+    WEATHER,
+    is_idle,
+    outbox,
+    running,
+    until,
+)
 from tests.mesh.test_couriers import couriers
 from tests.nats_server import NatsServer
-from tests.peers.test_killed_mesh import allow_retries, check, plan, planned, serve_peer
+from tests.peers.test_killed_mesh import (
+    allow_retries,
+    check,
+    kill_until_answered,
+    plan,
+    planned,
+    serve_peer,
+)
 
 # Long enough for heartbeats on a busy machine: a lease that expires uses up a retry.
 LEASE_SECONDS = 6.0
@@ -159,14 +175,19 @@ def test_every_request_ends_once_while_messages_get_lost_and_instances_are_kille
             holdfast.open(**far, durability="normal") as peers,
             Mesh(store, transport) as mesh,
         ):
+
+            def kill_one() -> None:
+                victim = random.randrange(len(children))
+                time.sleep(random.uniform(0.02, 0.2))
+                children[victim].kill()
+                children[victim].wait()
+                children[victim] = start(places[names[victim]], nats_url, prefix, names[victim])
+
             for number, (id, input) in enumerate(wanted.items()):
                 mesh.request("planner", input, request_id=id, wait_seconds=0)
                 if number * kills // requests != (number + 1) * kills // requests:
-                    victim = random.randrange(len(children))
-                    time.sleep(random.uniform(0.02, 0.2))
-                    children[victim].kill()
-                    children[victim].wait()
-                    children[victim] = start(places[names[victim]], nats_url, prefix, names[victim])
+                    kill_one()
+            kill_until_answered(store, kill_one, time.monotonic() + PATIENCE_SECONDS)
             until(lambda: is_idle(store) and is_idle(peers), "a request hangs")
             check(store, wanted)
             served = peers.sessions(agent="peer", limit=1_000)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import apsw
@@ -115,6 +117,7 @@ def test_every_request_ends_once_while_instances_are_killed(
                 store.request("planner", input, request_id=id)
                 if number * kills // requests != (number + 1) * kills // requests:
                     kill_one(place, names, children)
+            kill_until_answered(store, partial(kill_one, place, names, children), ends_at)
             # Who was killed once it had answered leaves its item to another.
             while store.asks(state="open", limit=1) or unfinished(store):
                 assert time.monotonic() < ends_at, "a request hangs"
@@ -132,6 +135,19 @@ def kill_one(place: dict[str, Any], names: list[str], children: list[Child]) -> 
     children[victim].kill()
     children[victim].wait()
     children[victim] = start(place, names[victim])
+
+
+def kill_until_answered(store: holdfast.Store, kill: Callable[[], object], ends_at: float) -> None:
+    """Kill somebody, and again whenever half of the open requests are answered, to the last one."""
+    while left := open_requests(store):
+        kill()
+        while open_requests(store) > left // 2:
+            assert time.monotonic() < ends_at, "a request hangs"
+            time.sleep(0.05)
+
+
+def open_requests(store: holdfast.Store) -> int:
+    return len(store.asks(agent="planner", state="open", limit=1_000))
 
 
 def unfinished(store: holdfast.Store) -> list[holdfast.WorkItem]:
