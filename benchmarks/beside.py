@@ -1,7 +1,9 @@
 """How long writers wait beside maintenance: prune, export, backup, cancel and delete of much.
 
 A second process does the maintenance. The first one appends, calls a tool and works an item, over
-and over, while it runs; in the quiet rounds nobody does anything beside it.
+and over, while it runs; in the quiet rounds nobody does anything beside it. Beside a cancel and a
+delete it does so in sessions of other trees, and in the very tree that is cancelled or deleted
+below another session of it.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from .measure import Contestant, Figures, Report, Table, Target, compare, enviro
 
 P99 = "p99 ms"
 QUIET = "quiet"
+TREE = "tree"
 TIMES_MAX = 3.0
 GRACE_SECONDS = 600.0
 # Few enough that a busy machine prepares them within the limit of `store.run`.
@@ -80,17 +83,17 @@ def _append_some(tx: holdfast.Transaction, id: str) -> holdfast.Op[None]:
         yield from session.append("transcript", [MESSAGE])
 
 
-def large_tree(store: holdfast.Store, plan: Plan) -> holdfast.Session:
-    """Return a new session with many children."""
-    root = store.session()
+def large_tree(store: holdfast.Store, plan: Plan, parent: str | None = None) -> holdfast.Session:
+    """Return a new session with many children, below another one if that is named."""
+    top = store.session(parent=None if parent is None else store.session(parent))
     for start in range(0, plan.children, PER_TRANSACTION):
-        store.run(_add_children, root.id, min(PER_TRANSACTION, plan.children - start))
-    return root
+        store.run(_add_children, top.id, min(PER_TRANSACTION, plan.children - start))
+    return top
 
 
-def _add_children(tx: holdfast.Transaction, root_id: str, count: int) -> holdfast.Op[None]:
+def _add_children(tx: holdfast.Transaction, top_id: str, count: int) -> holdfast.Op[None]:
     for _ in range(count):
-        child = yield from tx.session(parent=root_id)
+        child = yield from tx.session(parent=top_id)
         yield from child.append("transcript", [MESSAGE])
 
 
@@ -113,21 +116,24 @@ def _backup(store: holdfast.Store, place: Place, plan: Plan) -> Prepared:
     return lambda: store.backup(place.file("backup.db"))
 
 
-def _cancel(store: holdfast.Store, place: Place, plan: Plan) -> Prepared:
-    return large_tree(store, plan).cancel
+def _cancel(parent: str | None, store: holdfast.Store, place: Place, plan: Plan) -> Prepared:
+    return large_tree(store, plan, parent).cancel
 
 
-def _delete(store: holdfast.Store, place: Place, plan: Plan) -> Prepared:
-    return functools.partial(large_tree(store, plan).delete, force=True)
+def _delete(parent: str | None, store: holdfast.Store, place: Place, plan: Plan) -> Prepared:
+    return functools.partial(large_tree(store, plan, parent).delete, force=True)
 
 
 TASKS: dict[str, Task] = {
     "prune of a long session": _prune,
     "export of a large tree": _export,
     "backup": _backup,
-    "cancel of a large tree": _cancel,
-    "delete of a large tree": _delete,
+    "cancel of a large tree": functools.partial(_cancel, None),
+    "delete of a large tree": functools.partial(_delete, None),
+    "cancel in the very tree": functools.partial(_cancel, TREE),
+    "delete in the very tree": functools.partial(_delete, TREE),
 }
+IN_TREE = {"cancel in the very tree", "delete in the very tree"}
 
 
 def maintain(pipe: Connection, place: Place, plan: Plan) -> None:
@@ -152,9 +158,9 @@ class Writer:
         [item] = self.store.work.claim("bench")
         item.complete()
 
-    def until(self, is_over: Callable[[], bool]) -> Figures:
+    def until(self, is_over: Callable[[], bool], parent: str | None = None) -> Figures:
         """Write until it is over, and return the latencies of what was written."""
-        session = self.store.session()
+        session = self.store.session(parent=parent)
         latencies: list[float] = []
         steps = (
             lambda: session.append("transcript", [MESSAGE]),
@@ -218,7 +224,7 @@ def _measure(place: Place, plan: Plan, title: str) -> Table:
             pipe.send(name)
             _expect(pipe, "ready")
             pipe.send("go")
-            figures = writer.until(pipe.poll)
+            figures = writer.until(pipe.poll, TREE if name in IN_TREE else None)
             _expect(pipe, "done")
             return figures
 
