@@ -8,26 +8,35 @@ so that nothing new starts and no children are added; then they are removed, chi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from .access import record
 from .checkpoints.needs import NeedsCache, perform_reading_ahead
 from .checkpoints.write import record_status
 from .errors import SessionBusy
-from .feed import emit, empty_events, read_position, sessions_of_events
+from .feed import emit, empty_events, positions_of, some_positions_of
 from .kernel.flow import Flow, invoke, let_others_write, perform
-from .kernel.operation import Lock, Op, Row, operation, query, rows, together
-from .kernel.sql import given
+from .kernel.operation import (
+    Lock,
+    Op,
+    Query,
+    Row,
+    batch,
+    large_query,
+    operation,
+    query,
+    together,
+)
 from .records import SessionRef
-from .sessions.access import Place
+from .sessions.access import Place, look_at
 from .sessions.handle import SessionHandle
-from .sessions.rows import ref_of
+from .sessions.rows import READ_SESSION, ref_of, released
 from .sessions.subtree import (
-    LIST_DELETING,
     list_members,
     list_some,
-    read_statuses,
-    set_statuses,
+    release_as,
+    remove_rows,
+    statuses_of,
 )
 from .wire import travels
 
@@ -38,11 +47,14 @@ SESSIONS_AT_ONCE = 50
 SESSIONS_PER_PASS = 8
 SESSIONS_CLOSED_PER_PASS = 100
 SESSIONS_PER_PAGE = 10_000
-ROWS_PER_PASS = 1_000
-EVENTS_PER_PASS = 250
+SESSIONS_READ_AT_ONCE = 1_000
+# Of each table.
+ROWS_PER_PASS = 250
+EVENTS_PER_PASS = 50
 
 OPEN = frozenset({"active", "waiting"})
 Progress = Callable[[int, int], None]
+T = TypeVar("T")
 
 
 def cancel(session: SessionHandle[Any], progress: Progress | None) -> Flow[list[str]]:
@@ -96,10 +108,11 @@ def _delete(tree: Tree, force: bool, progress: Progress | None) -> Flow[list[str
     if deleted is not None:
         return deleted
     members = yield from _close(tree, force)
-    after: int | None = 0
-    while after is not None:
-        after = yield from perform(Tree.empty_events, tree, after)
-        yield from let_others_write(tree.runtime)
+    for some in _parts(members, SESSIONS_READ_AT_ONCE):
+        positions = yield from perform(Tree.positions_of_events, tree, some)
+        for each in _parts(positions, EVENTS_PER_PASS):
+            yield from perform(Tree.empty_events, tree, each)
+            yield from let_others_write(tree.runtime)
     removed = 0
     for some in _passes(tree, members[::-1]):
         is_removed = False
@@ -144,7 +157,7 @@ def _all_of(top: SessionRef) -> Op[list[SessionRef]]:
     return members
 
 
-def _parts(members: Sequence[SessionRef], size: int) -> Iterator[Sequence[SessionRef]]:
+def _parts(members: Sequence[T], size: int) -> Iterator[Sequence[T]]:
     return (members[start : start + size] for start in range(0, len(members), size))
 
 
@@ -186,27 +199,30 @@ class Tree(SessionHandle[Any]):
     def cancel_at_once(self) -> Op[list[str] | None]:
         """Cancel a small tree; mark the top of a large one as `cancelling` and return None."""
         yield from self._lock()
-        row = yield from self._row()
+        yield from self._row()
         members = yield from list_some(self.top, SESSIONS_AT_ONCE + 1)
         if len(members) <= SESSIONS_AT_ONCE:
             cancelled = yield from self._cancel(members)
             if cancelled is not None:
                 return cancelled
-        if row["status"] in OPEN:
-            yield from self._change_status([row], "cancelling")
+        yield from self._change_status([self.top], OPEN, "cancelling")
         return None
+
+    def _locked(self, *beside: Query) -> Op[tuple[Row, list[list[Row]]]]:
+        """Lock the tree; return the session's row, and the rows of other queries."""
+        read = Query(READ_SESSION, {"id": self.id})
+        _, found, *others = yield from batch(Lock(self.root_id), read, *beside)
+        return self._found(found), others
 
     @operation
     def cancel_some(self, some: Sequence[SessionRef]) -> Op[list[str] | None]:
         """Cancel sessions and what belongs to them; None if another pass is needed."""
-        yield Lock(self.root_id)
-        yield from self._row()
+        yield from self._locked()
         return (yield from self._cancel(some))
 
     def cancel_whole(self) -> Op[None]:
         """Cancel all of it within the current transaction."""
-        yield Lock(self.root_id)
-        yield from self._row()
+        yield from self._locked()
         yield from self.cancel_each([self.top])
 
     def cancel_each(self, tops: Sequence[SessionRef]) -> Op[None]:
@@ -219,14 +235,7 @@ class Tree(SessionHandle[Any]):
     def _cancel(self, some: Sequence[SessionRef]) -> Op[list[str] | None]:
         if not (yield from self._cancel_rows(some)):
             return None
-        found = [
-            row
-            for row in (yield from read_statuses(some))
-            if row["status"] in OPEN or row["status"] == "cancelling"
-        ]
-        if found:
-            yield from self._change_status(found, "cancelled")
-        return [row["id"] for row in found]
+        return (yield from self._change_status(some, OPEN | {"cancelling"}, "cancelled"))
 
     def _cancel_rows(self, some: Sequence[SessionRef]) -> Op[bool]:
         limit = ROWS_PER_PASS
@@ -236,20 +245,30 @@ class Tree(SessionHandle[Any]):
                 return False
         return True
 
-    def _change_status(self, found: Sequence[Row], status: str) -> Op[None]:
-        members = [SessionRef(row["id"], row["number"], self.root_id) for row in found]
-        # The leases are removed first, so that no lease refuses the records.
-        yield from set_statuses(members, "active", fences=True)
-        yield from together(
-            record_status(
-                self.runtime,
-                Place(row["id"], row["number"], self.root_id, None),
-                row["status"],
-                status,
-            )
-            for row in found
-        )
-        yield from set_statuses(members, status, fences=False)
+    def _change_status(
+        self, some: Sequence[SessionRef], before: frozenset[str], status: str
+    ) -> Op[list[str]]:
+        """Change the status of sessions, if it was one of `before`, and return their ids."""
+        refs = {each.number: each for each in some}
+        [present] = yield from batch(look_at(refs))
+        found = {row["number"]: row for row in present if row["status"] in before}
+        refusing = [
+            refs[number]
+            for number, row in found.items()
+            if row["holder"] is not None or row["status"] not in OPEN
+        ]
+        if refusing:
+            # A lease would refuse the record, and so would a session that is being cancelled.
+            yield from release_as(refusing, "active")
+        changed = [refs[number] for number in sorted(found)]
+        yield from together(self._record(each, found[each.number], status) for each in changed)
+        return [each.id for each in changed]
+
+    def _record(self, session: SessionRef, row: Row, status: str) -> Op[None]:
+        place = Place(session.id, session.number, self.root_id, None)
+        released_row = {**row, "status": "active", "holder": None}
+        change = released(status, raises_fence=True)
+        yield from record_status(self.runtime, place, row["status"], status, released_row, change)
 
     @operation
     def delete_at_once(self, force: bool) -> Op[list[str] | None]:
@@ -257,16 +276,19 @@ class Tree(SessionHandle[Any]):
         yield from self._lock()
         row = yield from self._row()
         members = yield from list_some(self.top, SESSIONS_AT_ONCE + 1)
-        position = yield from read_position(self.root_id)
-        if len(members) > SESSIONS_AT_ONCE or position > EVENTS_PER_PASS:
+        if len(members) > SESSIONS_AT_ONCE:
+            return None
+        ids = [each.id for each in members]
+        positions = yield from some_positions_of(self.root_id, ids, EVENTS_PER_PASS)
+        if positions is None:
             return None
         if not force:
             yield from self._require_free(members)
-        ids = [each.id for each in members]
-        yield from empty_events(self.runtime.codec, self.root_id, 0, position, ids)
+        yield from empty_events(self.runtime.codec, self.root_id, positions)
+        yield from self._removing(members)
         is_removed = yield from self._remove(members)
         if not is_removed:
-            yield from set_statuses(members, "deleting", fences=True)
+            yield from release_as(members, "deleting")
         yield from self._audit(row, force)
         return ids if is_removed else None
 
@@ -278,11 +300,10 @@ class Tree(SessionHandle[Any]):
     @operation
     def close(self, some: Sequence[SessionRef], force: bool) -> Op[bool]:
         """Make sessions refuse everything but deletion; False if another pass is needed."""
-        yield Lock(self.root_id)
-        row = yield from self._row()
+        row, _ = yield from self._locked()
         if not force:
             yield from self._require_free(some)
-        yield from set_statuses(some, "deleting", fences=True)
+        yield from release_as(some, "deleting")
         is_stopped = yield from self._cancel_rows(some)
         yield from self._audit(row, force)
         return is_stopped
@@ -293,42 +314,47 @@ class Tree(SessionHandle[Any]):
             reason = "forced" if force else None
             yield from record(self.runtime.actor, "session_deleted", self.id, reason)
 
+    @large_query
+    def positions_of_events(self, some: Sequence[SessionRef]) -> Op[list[int]]:
+        """Return the positions of the events of closed sessions, which get no others."""
+        return (yield from positions_of(self.root_id, [each.id for each in some]))
+
     @operation
-    def empty_events(self, after: int) -> Op[int | None]:
-        """Empty the next events of deleted sessions; return the position, None at the end."""
-        yield Lock(self.root_id)
-        yield from self._row()
-        position = yield from read_position(self.root_id)
-        last = min(after + EVENTS_PER_PASS, position)
-        ids = yield from sessions_of_events(self.root_id, after, last)
-        deleting = [row["id"] for row in (yield from rows(LIST_DELETING, ids=given(ids)))]
-        if deleting:
-            yield from empty_events(self.runtime.codec, self.root_id, after, last, deleting)
-        return last if last < position else None
+    def empty_events(self, positions: Sequence[int]) -> Op[None]:
+        """Empty events of deleted sessions."""
+        yield from self._locked()
+        yield from empty_events(self.runtime.codec, self.root_id, positions)
 
     @operation
     def remove_some(self, some: Sequence[SessionRef]) -> Op[bool]:
         """Remove closed sessions; False if another pass is needed."""
-        yield Lock(self.root_id)
-        yield from self._row()
-        present = [ref_of(row) for row in (yield from read_statuses(some))]
+        beginning: list[Op[Any]] = [self._locked(statuses_of(some)), self._removing(some)]
+        [(_, [found]), _] = yield from together(beginning)
+        present = [ref_of(row) for row in found]
         return not present or (yield from self._remove(present))
 
-    def _remove(self, some: Sequence[SessionRef]) -> Op[bool]:
-        limit = ROWS_PER_PASS
+    def _removing(self, some: Sequence[SessionRef]) -> Op[None]:
         for noun in reversed(self.runtime.nouns):
-            limit -= yield from noun.remove(self.runtime, some, limit)
-            if limit <= 0:
-                return False
+            yield from noun.removing(self.runtime, some)
+
+    def _remove(self, some: Sequence[SessionRef]) -> Op[bool]:
+        nouns = reversed(self.runtime.nouns)
+        counts = yield from together(
+            noun.remove(self.runtime, some, ROWS_PER_PASS) for noun in nouns
+        )
+        if max(counts) >= ROWS_PER_PASS:
+            return False
+        yield from remove_rows(some)
         data = {"sessions": len(some)}
         yield from emit(self.runtime.codec, self.root_id, self.id, "session_deleted", data)
         return True
 
     def _require_free(self, some: Sequence[SessionRef]) -> Op[None]:
         held: dict[int, str] = {}
-        for noun in self.runtime.nouns:
-            held = {**(yield from noun.holds(self.runtime, some)), **held}
-        for row in (yield from read_statuses(some)):
+        reasons = yield from together(noun.holds(self.runtime, some) for noun in self.runtime.nouns)
+        for each in reversed(reasons):
+            held.update(each)
+        for row in (yield from batch(statuses_of(some)))[0]:
             if row["status"] in OPEN and row["id"] != self.id:
                 held.setdefault(row["number"], f"is {row['status']}")
             if row["number"] in held:

@@ -32,6 +32,7 @@ from holdfast.explorations.rows import (
     LIST_STEPS,
     Explorations,
 )
+from holdfast.feed import positions_of
 from holdfast.feed.follow_all import AllTreesReader
 from holdfast.feed.places import HorizonPlace
 from holdfast.kernel.commit_settlement import (
@@ -265,6 +266,7 @@ LISTINGS: dict[str, Listing] = {
     "pauses(reason=, state=)": lambda tx, _: tx.pauses(reason="peers", state="ready"),
     "find_pause(8 characters)": lambda tx, _: tx.find_pause(session_id(77)[:8]),
     "what a sweep finds of peers": lambda tx, _: find_due(tx.runtime, 100),
+    "the events that a deletion empties": lambda *_: positions_of(BIG, [session_id(77)]),
     "what a deletion finds of peers": lambda tx, _: removed(tx, PeersNoun()),
     "what a prune finds of peers": lambda tx, _: find_old(tx.runtime, "asks", 1_000),
     "what the end of a session finds of peers": lambda tx, _: PeersNoun().ended(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..kernel.append_only import through_door
-from ..kernel.operation import Op, Query, Runtime, batch, rows
+from ..kernel.operation import Op, Query, Runtime, batch
 from ..kernel.sql import given, given_keys
 from ..sessions.rows import GIVEN_NUMBERS
 from .keys import ITEMS, VERSIONS
@@ -51,30 +51,34 @@ WHERE line_id IN {GIVEN_LINES} AND session_number NOT IN {GIVEN_NUMBERS}
 REMOVE_USES = f"""
 DELETE FROM hf_uses WHERE line_id IN {GIVEN_LINES} AND session_number IN {GIVEN_NUMBERS}
 """  # noqa: S608
-REMOVE_LINES = f"DELETE FROM hf_lines WHERE id IN {GIVEN_LINES}"  # noqa: S608
+# A line whose items are not all removed yet stays, with its uses, for the next pass.
+IS_EMPTY = f"""NOT EXISTS (
+    SELECT 1 FROM hf_items WHERE key >= {{line}} * {ITEMS} AND key < ({{line}} + 1) * {ITEMS}
+)"""  # noqa: S608
+REMOVE_LAST_USES = f"{REMOVE_USES} AND {IS_EMPTY.format(line='line_id')}"
+REMOVE_LINES = f"""
+DELETE FROM hf_lines WHERE id IN {GIVEN_LINES} AND {IS_EMPTY.format(line="id")}
+"""  # noqa: S608
+REMOVE_VERSIONS = [
+    *(REMOVE_FROM_RANGES[table] for table in ("hf_checkpoints", "hf_pins", "hf_attestations")),
+    REMOVE_EPOCHS,
+]
 
 
 def remove_sessions(runtime: Runtime, numbers: Sequence[int], limit: int) -> Op[int]:
-    """Remove up to `limit` rows: versions of sessions, then the lines that only they use.
+    """Remove up to `limit` rows of each table: versions, then the lines that only they use.
 
-    Returns how many; fewer than the limit means that none is left.
+    Returns the number of one table; fewer than the limit means that none is left.
     """
-    ours: dict[str, object] = {"numbers": given(numbers), "limit": limit}
-    removed = 0
-    for table in ("hf_checkpoints", "hf_pins", "hf_attestations"):
-        query = Query(REMOVE_FROM_RANGES[table], {**ours, "limit": limit - removed})
-        [found] = yield from through_door(f"delete {numbers[0]}", query)
-        removed += len(found)
-        if removed >= limit:
-            return removed
-    yield from rows(REMOVE_EPOCHS, **ours)
-    while removed < limit:
-        found = yield from rows(LIST_LINES, **{**ours, "limit": limit - removed})
-        if not found:
-            break
-        line_ids = [row["line_id"] for row in found]
-        removed += yield from _release(runtime, numbers, line_ids, limit - removed)
-    return removed
+    ours = {"numbers": given(numbers), "limit": limit}
+    door = f"delete {numbers[0]}"
+    removals = (Query(removal, ours) for removal in REMOVE_VERSIONS)
+    *removed, found = yield from through_door(door, *removals, Query(LIST_LINES, ours))
+    count = max(map(len, removed))
+    if count == limit or not found:
+        return count
+    line_ids = [row["line_id"] for row in found]
+    return max(len(line_ids), (yield from _release(runtime, numbers, line_ids, limit)))
 
 
 def _release(
@@ -84,10 +88,13 @@ def _release(
     used = {"numbers": given(numbers), "lines": given(line_ids)}
     _, found = yield from batch(Query(LOCK_LINES, used), Query(LIST_SHARED, used))
     shared = [row["line_id"] for row in found]
-    own = {"lines": given(set(line_ids).difference(shared)), "limit": limit}
-    door = f"delete {numbers[0]}"
-    [removed] = yield from through_door(door, Query(REMOVE_FROM_RANGES["hf_items"], own))
-    if len(removed) < limit:
-        yield from through_door(door, Query(REMOVE_USES, used), Query(REMOVE_LINES, own))
-        yield from cut_tails(runtime, shared)
-    return len(removed) + len(line_ids)
+    own = {**used, "lines": given(set(line_ids).difference(shared)), "limit": limit}
+    removed, *_ = yield from through_door(
+        f"delete {numbers[0]}",
+        Query(REMOVE_FROM_RANGES["hf_items"], own),
+        Query(REMOVE_LAST_USES, own),
+        Query(REMOVE_LINES, own),
+        *(Query(REMOVE_USES, {**used, "lines": given(shared)}) for _ in shared[:1]),
+    )
+    yield from cut_tails(runtime, shared)
+    return len(removed)

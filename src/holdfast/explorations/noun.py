@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from ..formatting import plural
 from ..kernel.flow import Flow, perform
 from ..kernel.nouns import Noun, Retention
-from ..kernel.operation import Op, Runtime, operation, rows
+from ..kernel.operation import Op, Query, Runtime, batch, defer, operation, rows
 from ..records import Finding, Pruned, SessionRef
 from ..sessions.rows import ALL_SESSIONS, GIVEN_NUMBERS, numbers_of
 from ..work.noun import remove_queue, used_queues
@@ -72,14 +72,14 @@ class ExplorationsNoun(Noun):
 
     def remove(self, runtime: Runtime, sessions: Sequence[SessionRef], limit: int) -> Op[int]:
         """Remove the rows of sessions, and the work items of workers that were killed."""
-        numbers, count = numbers_of(sessions), 0
-        for removal in REMOVE_ROWS:
-            count += len((yield from rows(removal, numbers=numbers, limit=limit - count)))
-        queues = [name for each in sessions for name in queues_of(each.number)]
-        for queue in (yield from used_queues(queues)):
-            count += yield from remove_queue(queue, limit - count)
+        here = {"numbers": numbers_of(sessions), "limit": limit}
+        queues = used_queues([name for each in sessions for name in queues_of(each.number)])
+        *removed, used = yield from batch(*(Query(each, here) for each in REMOVE_ROWS), queues)
+        count = max(map(len, removed))
+        for row in used:
+            count = max(count, (yield from remove_queue(row["queue"], limit)))
         if count < limit:
-            yield from rows(REMOVE_WORLDS, numbers=numbers)
+            yield from defer(REMOVE_WORLDS, **here)
         return count
 
     def prune(self, runtime: Runtime, retention: Retention) -> Flow[Pruned]:

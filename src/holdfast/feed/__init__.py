@@ -8,10 +8,10 @@ from .events import (
     event,
     list_trees,
     lock_tree,
+    positions_of,
     read_events,
-    read_position,
     services,
-    sessions_of_events,
+    some_positions_of,
 )
 from .noun import FeedNoun
 
@@ -24,8 +24,8 @@ __all__ = [
     "event",
     "list_trees",
     "lock_tree",
+    "positions_of",
     "read_events",
-    "read_position",
     "services",
-    "sessions_of_events",
+    "some_positions_of",
 ]

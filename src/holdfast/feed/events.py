@@ -18,6 +18,7 @@ from ..errors import Compacted, InvalidArgument, NotFound, SessionNotFound
 from ..kernel.append_only import through_door
 from ..kernel.driver import Services
 from ..kernel.operation import Emit, Lock, Op, Query, Row, defer, one, rows
+from ..kernel.owned_rows import OwnedRows, read_each
 from ..kernel.sql import given, given_keys
 from ..records import Event
 
@@ -83,15 +84,13 @@ WHERE root_id = :root_id
 TREE_SEQUENCE = "(SELECT t.sequence FROM hf_trees t WHERE t.root_id = {root_id})"
 READ_POSITION = "SELECT position FROM hf_trees WHERE root_id = :root_id"
 LIST_TREES = "SELECT root_id, position, sequence FROM hf_trees ORDER BY root_id"
-LIST_EVENT_SESSIONS = """
-SELECT DISTINCT session_id FROM hf_events
-WHERE root_id = :root_id AND position > :after AND position <= :last
+EVENTS_OF_SESSIONS = OwnedRows(
+    "root_id, position", "hf_events", "session_id = {owner}", {"position": 0}, owner="TEXT"
+)
+# One each: for several, PostgreSQL may read all events of the tree, which it expects to be few.
+EMPTY_EVENT = """
+UPDATE hf_events SET data = :data WHERE root_id = :root_id AND position = :position
 """
-EMPTY_EVENTS = f"""
-UPDATE hf_events SET data = :data
-WHERE root_id = :root_id AND position > :after AND position <= :last
-    AND session_id IN {given_keys("session_ids")}
-"""  # noqa: S608
 EVENTS_PER_READ_MAX = 10_000
 EVENTS_PER_STATEMENT = 10
 
@@ -267,24 +266,32 @@ def read_position(root_id: str) -> Op[int]:
     return 0 if row is None else int(row["position"])
 
 
-def sessions_of_events(root_id: str, after: int, last: int) -> Op[list[str]]:
-    """Return the ids of the sessions of a range of a tree's events."""
-    found = yield from rows(LIST_EVENT_SESSIONS, root_id=root_id, after=after, last=last)
-    return [row["session_id"] for row in found]
+def positions_of(root_id: str, session_ids: Iterable[str]) -> Op[list[int]]:
+    """Return the positions of sessions' events in a tree; sessions of other trees had their ids."""
+    found: list[int] = []
+
+    def take(row: Row) -> None:
+        if row["root_id"] == root_id:
+            found.append(row["position"])
+
+    yield from read_each(EVENTS_OF_SESSIONS, session_ids, take)
+    return found
 
 
-def empty_events(
-    codec: Codec, root_id: str, after: int, last: int, session_ids: Iterable[str]
-) -> Op[None]:
-    """Clear the data of sessions' events in a range; positions and kinds are kept."""
-    empty = {
-        "root_id": root_id,
-        "after": after,
-        "last": last,
-        "session_ids": given(session_ids),
-        "data": codec.pack({}, context=("hf_events", root_id)),
-    }
-    yield from through_door(f"empty {root_id}", Query(EMPTY_EVENTS, empty))
+def some_positions_of(root_id: str, session_ids: Iterable[str], limit: int) -> Op[list[int] | None]:
+    """Return the same, or None if there are more than `limit`."""
+    given_ids = given(session_ids)
+    found = yield from rows(EVENTS_OF_SESSIONS.of_many, owners=given_ids, limit=limit + 1)
+    if len(found) > limit:
+        return None
+    return [row["position"] for row in found if row["root_id"] == root_id]
+
+
+def empty_events(codec: Codec, root_id: str, positions: Iterable[int]) -> Op[None]:
+    """Clear the data of a tree's events; positions and kinds are kept."""
+    empty = {"root_id": root_id, "data": codec.pack({}, context=("hf_events", root_id))}
+    updates = (Query(EMPTY_EVENT, {**empty, "position": each}) for each in positions)
+    yield from through_door(f"empty {root_id}", *updates)
 
 
 def by_tree(found: Sequence[Row]) -> list[list[Row]]:

@@ -57,6 +57,10 @@ CREATE TABLE hf_events (
 
 CREATE INDEX ix_events_transaction ON hf_events (transaction_id);
 
+--[both]
+-- The events of a session, to empty them when it is deleted.
+CREATE INDEX ix_events_session ON hf_events (session_id, position);
+
 --[append-only but for updates through a door] hf_events (root_id, position)
 
 --[postgres]

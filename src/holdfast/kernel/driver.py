@@ -432,8 +432,8 @@ class Driver:
 
     @property
     def keeps_others_waiting(self) -> bool:
-        """Whether others have to wait for a transaction of maintenance, and do."""
-        return False
+        """Whether others may be waiting for transactions of maintenance; only SQLite can tell."""
+        return True
 
     def rest_seconds(self) -> float:
         """Return how long to let others write after a transaction of maintenance."""

@@ -99,11 +99,16 @@ class Noun:
         yield from ()
         return 0
 
-    def remove(self, runtime: Runtime, sessions: Sequence[SessionRef], limit: int) -> Op[int]:
-        """Remove up to `limit` rows of sessions of one tree that are deleted; return how many.
+    def removing(self, runtime: Runtime, sessions: Sequence[SessionRef]) -> Op[None]:
+        """Answer those who wait for sessions that are deleted; afterwards all nouns `remove`."""
+        yield from ()
 
-        Fewer than the limit means that none is left. Nothing else changes these rows: the sessions
-        are `deleting`, or this transaction removes all of them.
+    def remove(self, runtime: Runtime, sessions: Sequence[SessionRef], limit: int) -> Op[int]:
+        """Remove rows of sessions of one tree that are deleted, up to `limit` of each table.
+
+        Return the number of one table, the highest; fewer than the limit means that none is left.
+        Nothing else changes these rows: the sessions are `deleting`, or this transaction removes
+        all of them. The nouns do this side by side, so none may touch what another one removes.
         """
         yield from ()
         return 0

@@ -11,7 +11,19 @@ from ..feed import by_tree, emit
 from ..formatting import plural
 from ..kernel.flow import Flow, perform
 from ..kernel.nouns import Noun, Retention
-from ..kernel.operation import Lock, Op, Query, Row, Runtime, batch, one, operation, query, rows
+from ..kernel.operation import (
+    Deferred,
+    Lock,
+    Op,
+    Query,
+    Row,
+    Runtime,
+    batch,
+    one,
+    operation,
+    query,
+    rows,
+)
 from ..kernel.sql import given, given_keys
 from ..records import EndedItem, Finding, Pruned, SessionRef, Swept
 from ..sessions.access import LOCK_SESSION, Place
@@ -121,7 +133,7 @@ class PeersNoun(Noun):
         for ask in found:
             yield from settle(runtime, ask, "cancelled", WITH_ASKER)
         if len(found) < limit:
-            yield from batch(Query(CANCEL_PAUSES, here), Query(CLOSE_ANSWERED, here))
+            yield Deferred([Query(CANCEL_PAUSES, here), Query(CLOSE_ANSWERED, here)])
             yield from _answer_cancelled(runtime, sessions)
         return len(found)
 
@@ -153,9 +165,12 @@ class PeersNoun(Noun):
             told = {"reason": "rewound"}
             yield from record_status(runtime, place, "waiting", "active", row, change, **told)
 
-    def remove(self, runtime: Runtime, sessions: Sequence[SessionRef], limit: int) -> Op[int]:
-        """Remove the rows of sessions; calls that they served are answered as cancelled."""
+    def removing(self, runtime: Runtime, sessions: Sequence[SessionRef]) -> Op[None]:
+        """Answer the calls that sessions serve as cancelled."""
         yield from _answer_cancelled(runtime, sessions)
+
+    def remove(self, runtime: Runtime, sessions: Sequence[SessionRef], limit: int) -> Op[int]:
+        """Remove the calls, pauses and artifacts of sessions."""
         ids = given(each.id for each in sessions)
         here = {"numbers": numbers_of(sessions), "ids": ids, "limit": limit}
         removed = yield from batch(*(Query(statement, here) for statement in REMOVALS))

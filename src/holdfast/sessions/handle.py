@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from ..dataclass import dataclass
 from ..errors import SessionNotFound
-from ..kernel.operation import C, Handle, Lock, Op, Row, Runtime, one, rows
+from ..kernel.operation import C, Handle, Lock, Op, Row, Runtime, rows
 from ..leases import Guard, Keeper
 from ..wire import travels
 from .access import LOCK_SESSION, Place, require_fence
@@ -93,10 +93,12 @@ class SessionHandle(Handle[C]):
                 require_fence(self._place, row)
 
     def _row(self) -> Op[Row]:
-        row = yield from one(READ_SESSION, id=self.id)
-        if row is None or row["number"] != self.number:
+        return self._found((yield from rows(READ_SESSION, id=self.id)))
+
+    def _found(self, found: list[Row]) -> Row:
+        if not found or found[0]["number"] != self.number:
             raise SessionNotFound(f"there is no session {self.id!r}", id=self.id)
-        return row
+        return found[0]
 
 
 class SessionPart(Handle[C]):

@@ -13,7 +13,7 @@ from ..records import Finding, Pruned, SessionRef
 from .portable import SessionsPortable
 from .retention import OPEN_TREE
 from .rows import LIST_DRIVEN, RENEW_SESSION, numbers_of
-from .subtree import REMOVE_SESSIONS, check_unfinished
+from .subtree import check_unfinished
 
 FENCE_SESSIONS = f"""
 UPDATE hf_sessions SET holder = NULL, lease_expires_at = NULL, fence = fence + 1
@@ -23,7 +23,7 @@ RETURNING id
 
 
 class SessionsNoun(Noun):
-    """Sessions: a driven one is not deleted; its row is removed last."""
+    """Sessions: a driven one is not deleted; `trees` removes its row, after all else of it."""
 
     portable = SessionsPortable()
     name = "session"
@@ -41,11 +41,6 @@ class SessionsNoun(Noun):
     def prune(self, runtime: Runtime, retention: Retention) -> Flow[Pruned]:
         """Remove old events of trees whose sessions have all ended; only sessions know that."""
         return (yield from forget_feeds(runtime, retention, OPEN_TREE))
-
-    def remove(self, runtime: Runtime, sessions: Sequence[SessionRef], limit: int) -> Op[int]:
-        """Remove all the rows in one pass."""
-        yield from rows(REMOVE_SESSIONS, numbers=numbers_of(sessions))
-        return 0
 
     def checks(self) -> dict[str, Callable[[], Op[list[Finding]]]]:
         """Look for unfinished cancellations and deletions of large trees."""

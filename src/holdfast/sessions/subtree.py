@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..formatting import plural
-from ..kernel.operation import Op, Row, rows
-from ..kernel.sql import given_keys
+from ..kernel.operation import Op, Query, defer, rows
 from ..records import Finding, SessionRef
 from .rows import GIVEN_NUMBERS, numbers_of, ref_of
 
@@ -30,11 +29,8 @@ SELECT number, id, root_id, status FROM hf_sessions WHERE number IN {GIVEN_NUMBE
 """  # noqa: S608
 SET_STATUSES = f"""
 UPDATE hf_sessions SET status = :status, updated_at = :now, holder = NULL,
-    lease_expires_at = NULL, fence = fence + :raised
+    lease_expires_at = NULL, fence = fence + 1
 WHERE number IN {GIVEN_NUMBERS} AND status <> 'deleting'
-"""  # noqa: S608
-LIST_DELETING = f"""
-SELECT id FROM hf_sessions WHERE status = 'deleting' AND id IN {given_keys("ids")}
 """  # noqa: S608
 REMOVE_SESSIONS = f"DELETE FROM hf_sessions WHERE number IN {GIVEN_NUMBERS}"  # noqa: S608
 LIST_UNFINISHED = """
@@ -61,15 +57,19 @@ def list_members(session: SessionRef, after: int, limit: int) -> Op[list[Session
     ]
 
 
-def read_statuses(sessions: Sequence[SessionRef]) -> Op[list[Row]]:
-    """Return the statuses of sessions that still exist, in the order of creation."""
-    return (yield from rows(READ_STATUSES, numbers=numbers_of(sessions)))
+def statuses_of(sessions: Sequence[SessionRef]) -> Query:
+    """Return the query for the statuses of sessions that exist, in the order of creation."""
+    return Query(READ_STATUSES, {"numbers": numbers_of(sessions)})
 
 
-def set_statuses(sessions: Sequence[SessionRef], status: str, *, fences: bool) -> Op[None]:
-    """Set the status of sessions that are not `deleting`; with `fences`, fence their drivers."""
-    numbers, raised = numbers_of(sessions), int(fences)
-    yield from rows(SET_STATUSES, numbers=numbers, status=status, raised=raised)
+def release_as(sessions: Sequence[SessionRef], status: str) -> Op[None]:
+    """Set the status of sessions that are not `deleting`, and fence their drivers."""
+    yield from defer(SET_STATUSES, numbers=numbers_of(sessions), status=status)
+
+
+def remove_rows(sessions: Sequence[SessionRef]) -> Op[None]:
+    """Remove the rows of sessions; nothing else of them is left."""
+    yield from defer(REMOVE_SESSIONS, numbers=numbers_of(sessions))
 
 
 def check_unfinished() -> Op[list[Finding]]:

@@ -207,9 +207,9 @@ def _finish(runtime: Runtime, found: Sequence[Row], change: Transition, statemen
         yield from transitions.finish(ended, statement)
 
 
-def used_queues(queues: Sequence[str]) -> Op[list[str]]:
-    """Return which of some queues have items."""
-    return [row["queue"] for row in (yield from rows(USED_QUEUES, queues=given(queues)))]
+def used_queues(queues: Sequence[str]) -> Query:
+    """Return the query for those of some queues that have items."""
+    return Query(USED_QUEUES, {"queues": given(queues)})
 
 
 def remove_queue(queue: str, limit: int) -> Op[int]:
