@@ -160,6 +160,8 @@ def test_a_turn_whose_last_commit_was_unknown_has_the_results_of_its_calls(
         return number
 
     unknown: list[type] = []
+    # Else the first outcome may be recorded, on another connection, while the second tool runs.
+    monkeypatch.setattr("holdfast.effects.recorder.HOLD_SECONDS", 3600)
     monkeypatch.setattr("holdfast.effects.turns.finish", finish_reachable)
     with holdfast.open(**through, busy_timeout_seconds=BUSY_SECONDS) as store:
         uses = [holdfast.ToolUse(act, {"number": number}, f"c{number}") for number in (1, 2)]
