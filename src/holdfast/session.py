@@ -20,7 +20,7 @@ from .arguments import (
     require_text_or_none,
     shown,
 )
-from .checkpoints.branches import copy_fork_point, find_and_hold, write_rewind
+from .checkpoints.branches import copy_fork_point, find_and_hold, require_rewindable, write_rewind
 from .checkpoints.keys import VERSIONS
 from .checkpoints.read import naming, require_version
 from .checkpoints.write import CheckpointOps, end_session
@@ -259,11 +259,17 @@ class Session(CheckpointOps[C], SpendOps[C], SessionEffects[C], SessionPeers[C])
         require_version(version)
         known = {**self.ledger.tools, **by_name(tools)}
         place = self._place
+        yield from perform(Session._require_rewindable, self, version)
         tried = yield from undo_after(self.ledger, place, version, known, self.holder)
         rewound = yield from perform(Session.move_back, self, version)
         reasons = {effect.id: (effect, why) for effect, why in rewound.not_undone}
         reasons |= {effect.id: (effect, why) for effect, why in tried.not_undone}
         return replace(rewound, undone=tried.undone, not_undone=tuple(reasons.values()))
+
+    @query
+    def _require_rewindable(self, version: int) -> Op[None]:
+        """Raise what `move_back` would, before anything is undone for it."""
+        yield from require_rewindable(self.runtime, self._place, version)
 
     @operation
     def lease(self, holder: str, lease_seconds: float, *, instance: str | None = None) -> Op[Lease]:

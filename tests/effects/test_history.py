@@ -6,6 +6,7 @@ from typing import Any
 
 import holdfast
 from holdfast import (
+    CheckpointNotFound,
     InvalidArgument,
     LeaseLost,
     NotDone,
@@ -176,6 +177,30 @@ async def test_a_rewind_without_the_tools_makes_nothing_irreversible(subject: Su
     assert not (await done(session.call(mail, to="ann"))).replayed
     assert (await done(session.call(plain, to="bob"))).replay_of == sent.effect_id
     assert len(world.done) == 3
+
+
+@both_colours
+async def test_a_rewind_that_cannot_be_made_undoes_nothing(subject: Subject) -> None:
+    world, undone = World(), list[Any]()
+    store = await subject.open()
+    session = await done(store.session("s"))
+    mail = world.tool(undo=undoing(undone))
+    for n in (1, 2, 3):
+        await done(session.save(n=n))
+        await done(session.call(mail, to=str(n)))
+    assert (await done(store.prune(keep=1))).checkpoints == 2
+    await raises(CheckpointNotFound, lambda: session.rewind(2))
+    driven = await done(session.drive("me"))
+    await raises(SessionBusy, lambda: session.rewind(3))
+    await done(driven.close())
+    await raises(LeaseLost, lambda: driven.rewind(3))
+    await done(session.end())
+    await raises(SessionEnded, lambda: session.rewind(3))
+    assert undone == []
+    assert len(await done(store.effects())) == 3
+    again = await done(store.session("s", reopen=True))
+    assert len((await done(again.rewind(3))).undone) == 1
+    assert undone == ["3"]
 
 
 @both_colours

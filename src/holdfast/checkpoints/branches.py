@@ -6,7 +6,7 @@ from ..codec import Codec
 from ..feed import emit
 from ..kernel.operation import Lock, Op, Query, Row, Runtime, batch, rows
 from ..records import Checkpoint
-from ..sessions.access import Place, lock_and_read, require_writable
+from ..sessions.access import LOOK_AT_SESSION, Place, lock_and_read, require_writable
 from ..sessions.rows import place_of_number
 from . import lines
 from .changes import Head
@@ -68,6 +68,18 @@ def find_and_hold(number: int, session_id: str, version: int) -> Op[Row]:
     return row
 
 
+def require_rewindable(runtime: Runtime, place: Place, version: int) -> Op[None]:
+    """Raise if a session cannot be written to, or has no such version to continue from."""
+    require_writable(runtime, place, (yield from rows(LOOK_AT_SESSION, number=place.number)))
+    row = yield from find(place.number, place.session_id, version)
+    _manifest(runtime, place, version, row)
+
+
+def _manifest(runtime: Runtime, place: Place, version: int, row: Row) -> Manifest:
+    with naming(place.session_id, version):
+        return lines.manifest_of(runtime.codec, row)
+
+
 def write_rewind(runtime: Runtime, place: Place, version: int) -> Op[Checkpoint]:
     """Continue from an older version in a new epoch; later versions are kept, off the path.
 
@@ -78,8 +90,7 @@ def write_rewind(runtime: Runtime, place: Place, version: int) -> Op[Checkpoint]
     # The newest version is not read, so that a session can be rewound past a damaged one.
     now = require_writable(runtime, place, (yield from lock_and_read(runtime, place)))
     row = yield from find_and_hold(place.number, place.session_id, version)
-    with naming(place.session_id, version):
-        manifest = lines.manifest_of(runtime.codec, row)
+    manifest = _manifest(runtime, place, version, row)
     moved = {channel: lines.closed(entry) for channel, entry in manifest.items()}
     target = Head(now["head"], now["version"], moved)
     checkpoint = yield from write_after(runtime, place, wanted, target)
