@@ -274,6 +274,27 @@ def test_an_async_tool_in_a_sync_store_is_refused_before_its_intent(
         assert store.effects() == []
 
 
+def test_an_async_verify_hook_in_a_sync_store_settles_nothing(place: dict[str, Any]) -> None:
+    async def verify(arguments: dict[str, Any], idempotency_key: str) -> Any:
+        raise AssertionError("nothing awaits it")
+
+    clock = VirtualClock()
+    with holdfast.open(**place, clock=clock) as store:
+        session = store.session("s")
+        for if_unknown in ("park", "fail", "retry"):
+            mail = World().tool(verify=verify, on_unknown=if_unknown)
+            begun = session.begin(mail, {"to": if_unknown})
+            assert isinstance(begun, holdfast.Issued)
+            before = store.effect(begun.effect_id)
+            del begun
+            clock.advance(3600)
+            with pytest.raises(InvalidArgument, match="async store"):
+                store.recover(tools=[mail])
+            with pytest.raises(InvalidArgument, match="async store"):
+                store.verify(before.id, [mail])
+            assert store.effect(before.id) == before
+
+
 def test_an_async_undo_hook_in_a_sync_store_is_not_run(place: dict[str, Any]) -> None:
     async def undo(arguments: dict[str, Any], result: Any, idempotency_key: str) -> None:
         raise AssertionError("nothing awaits it")

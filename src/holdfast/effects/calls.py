@@ -32,10 +32,9 @@ from ..kernel.flow import (
     Invoke,
     Perform,
     StillRunning,
-    is_async,
-    needs_async_store,
     perform,
     perform_to_the_end,
+    require_colour,
     wait,
 )
 from ..kernel.operation import Call
@@ -98,9 +97,7 @@ class PreparedCall:
 
     def require_colour(self) -> None:
         """Raise if a tool of a sync store has coroutine functions."""
-        for function in (self.request.tool.function, self.request.tool.verify):
-            if function is not None and is_async(function) and not self.ledger.runtime.is_async:
-                raise needs_async_store(function)
+        require_colour(self.ledger.runtime, self.request.tool.function, self.request.tool.verify)
 
     def run(self) -> Flow[Result[Any]]:
         """Return the stored result, wait for the call's owner, or run the tool."""

@@ -15,7 +15,7 @@ from ..arguments import require_limit, require_one_of, require_text, require_who
 from ..checkpoints.read import require_version, spans
 from ..dataclass import dataclass
 from ..errors import InProgress, InvalidArgument, NotFound, Refused, SessionNotFound, described
-from ..kernel.flow import INTERRUPTS, Flow, flow, perform
+from ..kernel.flow import INTERRUPTS, Flow, flow, perform, require_colour
 from ..kernel.nouns import find_row
 from ..kernel.operation import (
     AfterCommit,
@@ -547,6 +547,7 @@ class StoreEffects(Handle[C]):
         if tool is None or tool.verify is None:
             what = "has no verify hook" if tool else "is not among the given tools"
             raise InvalidArgument(f"{effect.tool} {what}; resolve the effect by hand")
+        require_colour(self.runtime, tool.verify)
         if wait_ms > 0:
             raise InProgress(
                 f"the request of effect {id} may be in flight for another {wait_ms / 1000:.1f} s; "

@@ -557,6 +557,13 @@ def require_function(label: str, function: object) -> None:
             )
 
 
+def require_colour(runtime: Runtime, *functions: Callable[..., Any] | None) -> None:
+    """Raise if a sync store is given coroutine functions."""
+    for function in functions:
+        if function is not None and is_async(function) and not runtime.is_async:
+            raise needs_async_store(function)
+
+
 def needs_async_store(function: Callable[..., Any]) -> InvalidArgument:
     """Return the error for an async function in a sync store."""
     return InvalidArgument(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from ..arguments import require_text, require_text_or_none
 from ..dataclass import dataclass
 from ..effects.tools import by_name
-from ..kernel.flow import Flow, flow, perform, served
+from ..kernel.flow import Flow, flow, perform, require_colour, served
 from ..kernel.nouns import SWEPT_PER_PASS
 from ..kernel.operation import C, Handle, Op, Query, Runtime, batch, operation
 from ..leases import default_holder
@@ -49,6 +49,7 @@ class RecoveryOps(Handle[C]):
         verified with the hooks of `tools`, or parked.
         """
         known = by_name(tools)
+        require_colour(self.runtime, *(tool.verify for tool in known.values()))
         require_text_or_none("instance", instance)
         if holder is not None:
             require_text("holder", holder)
