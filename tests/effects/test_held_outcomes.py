@@ -12,8 +12,9 @@ import pytest
 
 import holdfast
 from holdfast import Result, ToolUse
-from holdfast.effects import recorder
+from holdfast.effects import recorder, turns
 from holdfast.kernel.driver import Hooks, Point
+from holdfast.kernel.flow import wait
 from holdfast.testing.subject import Colour, Subject, done
 from tests.checkpoints.colours import both_colours
 from tests.crash.children import Child
@@ -153,6 +154,55 @@ def test_an_interrupt_while_the_recorder_writes_loses_no_outcome(place: dict[str
         with pytest.raises(KeyboardInterrupt):
             session.call_all(uses(act, "a", "b", "c"))
         assert statuses(store) == {"a": "completed", "b": "unknown", "c": "failed"}
+
+
+def test_another_interrupt_while_it_waits_for_a_recorder_that_fails_loses_no_outcome(
+    place: dict[str, Any],
+) -> None:
+    asyncio.run(cancel_twice(place))
+
+
+async def cancel_twice(place: dict[str, Any]) -> None:
+    has_begun, may_fail = threading.Event(), threading.Event()
+    is_acting = asyncio.Event()
+
+    def fail(returned: Any) -> Any:
+        if in_recorder():
+            has_begun.set()
+            assert may_fail.wait(WAIT_SECONDS)
+            raise holdfast.StoreUnavailable("not now")
+        return ended(returned)
+
+    @holdfast.tool(effect="mutate")
+    async def act(name: str) -> str:
+        if name == "b":
+            is_acting.set()
+            await asyncio.Event().wait()
+        return name
+
+    def wait_again(*given: Any) -> Any:
+        waits.release()
+        return wait(*given)
+
+    ended, waits = turns._ended, threading.Semaphore(0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(turns, "_ended", fail)
+        patch.setattr(turns, "wait", wait_again)
+        async with holdfast.aopen(**place) as store:
+            session = await store.session("s")
+            calls = [ToolUse(act, {"name": name}, name) for name in "abc"]
+            task = asyncio.ensure_future(session.call_all(calls))
+            await is_acting.wait()
+            await asyncio.to_thread(has_begun.wait, WAIT_SECONDS)
+            for _ in range(3):
+                task.cancel()
+                assert await asyncio.to_thread(waits.acquire, timeout=WAIT_SECONDS)
+            may_fail.set()
+            await asyncio.wait([task])
+            found = await store.effects(session="s")
+    assert {each.call_id: each.status for each in found} == {
+        "a": "completed", "b": "unknown", "c": "failed",
+    }  # fmt: skip
 
 
 @both_colours

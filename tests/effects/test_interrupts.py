@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import threading
 from collections.abc import Callable
@@ -14,7 +15,9 @@ import pytest
 
 import holdfast
 from holdfast import InvalidArgument, NotLanded, VirtualClock
+from holdfast.effects import ledger, recorder
 from holdfast.kernel.driver import Hooks, Point, Trace
+from holdfast.kernel.flow import Flow
 from tests.effects.world import World
 
 
@@ -139,12 +142,95 @@ def test_a_call_that_is_interrupted_again_while_that_is_handled(place: dict[str,
         judge(world, store.effects())
 
 
+def turn_of(tools: list[Any], to: str) -> list[holdfast.ToolUse]:
+    return [
+        holdfast.ToolUse(tool, {"to": f"{to} {number}"}, f"{to} {number}")
+        for number, tool in enumerate(tools)
+    ]
+
+
+def test_a_turn_that_is_interrupted_again_while_that_is_handled(place: dict[str, Any]) -> None:
+    world, interrupts = World(), Interrupts()
+    mail = world.tool()
+    with holdfast.open(**place, hooks=Hooks(probe=interrupts.probe)) as store:
+        session = store.session("s")
+        session.call_all(turn_of([mail] * 3, "first"))
+        interrupts.begin(None)
+        session.call_all(turn_of([mail] * 3, "second"))
+        points = interrupts.count
+        for point in range(1, points + 1):
+            interrupts.begin(point, interrupt)
+            interrupts.act_again, interrupts.left = interrupt, 3
+            with contextlib.suppress(KeyboardInterrupt):
+                session.call_all(turn_of([mail] * 3, str(point)))
+            interrupts.begin(None)
+        judge(world, store.effects(limit=1_000))
+
+
+def test_a_turn_whose_cleaning_up_is_interrupted_at_every_step(
+    place: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The calls before the interrupted one are recorded, and those after it are closed."""
+    monkeypatch.setattr(recorder, "HOLD_SECONDS", 60.0)
+    world, interrupted = World(), set[str]()
+    mail = world.tool()
+
+    def probe(point: Point) -> None:
+        if len(world.done) == 2 and point.call not in interrupted and "Ledger." in point.call:
+            interrupted.add(point.call)
+            raise KeyboardInterrupt
+
+    def stop() -> None:
+        if len(world.done) == 2:
+            raise KeyboardInterrupt
+
+    world.inside = stop
+    with holdfast.open(**place, hooks=Hooks(probe=probe)) as store:
+        session = store.session("s")
+        with pytest.raises(KeyboardInterrupt):
+            session.call_all(turn_of([mail] * 4, "to"))
+        assert {"Ledger.finish", "Ledger.finish_all", "Ledger.withdraw"} <= interrupted
+        statuses = [(effect.status, effect.reason) for effect in store.effects()]
+    assert statuses == [
+        ("completed", None),
+        ("unknown", "cancelled"),
+        ("failed", "not_landed"),
+        ("failed", "not_landed"),
+    ]
+
+
+def test_an_interrupt_while_an_outcome_waits_for_a_busy_store_loses_no_outcome(
+    place: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, has_failed = World(), threading.Event()
+
+    def probe(point: Point) -> None:
+        if point.call == "Ledger.finish" and not has_failed.is_set():
+            has_failed.set()
+            raise holdfast.StoreUnavailable("not now")
+
+    def wait(*_: object) -> Flow[bool]:
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr(ledger, "wait", wait)
+    with holdfast.open(**place, hooks=Hooks(probe=probe)) as store:
+        session = store.session("s")
+        with pytest.raises(KeyboardInterrupt):
+            session.call(world.tool(), to="ann")
+        assert has_failed.is_set()
+        judge(world, store.effects())
+
+
+@pytest.mark.parametrize("calls", [1, 3])
 @pytest.mark.parametrize("times", ["once", "again and again"])
-def test_a_task_that_is_cancelled_at_any_point(place: dict[str, Any], times: str) -> None:
-    asyncio.run(cancel_at_every_point(place, is_repeated=times != "once"))
+def test_a_task_that_is_cancelled_at_any_point(
+    place: dict[str, Any], times: str, calls: int
+) -> None:
+    asyncio.run(cancel_at_every_point(place, calls, is_repeated=times != "once"))
 
 
-async def cancel_at_every_point(place: dict[str, Any], *, is_repeated: bool) -> None:
+async def cancel_at_every_point(place: dict[str, Any], calls: int, *, is_repeated: bool) -> None:
     world, interrupts, loop = World(), Interrupts(), asyncio.get_running_loop()
     mail = world.tool()
     here = threading.current_thread()
@@ -164,9 +250,15 @@ async def cancel_at_every_point(place: dict[str, Any], *, is_repeated: bool) -> 
 
     async with await holdfast.aopen(**place, hooks=Hooks(probe=interrupts.probe)) as store:
         session = await store.session("s")
-        await session.call(mail, to="first")
+
+        def call(to: str) -> Any:
+            if calls == 1:
+                return session.call(mail, to=to)
+            return session.call_all(turn_of([mail] * calls, to))
+
+        await call("first")
         interrupts.begin(None)
-        await session.call(mail, to="second")
+        await call("second")
         points = interrupts.count
         cancelled = 0
         for point in range(1, points + 1):
@@ -175,16 +267,16 @@ async def cancel_at_every_point(place: dict[str, Any], *, is_repeated: bool) -> 
             if is_repeated:
                 interrupts.act_again = cancelling(tasks)
                 interrupts.left = 100
-            tasks.append(asyncio.ensure_future(session.call(mail, to=str(point))))
+            tasks.append(asyncio.ensure_future(call(str(point))))
             await asyncio.wait(tasks)
             cancelled += tasks[0].cancelled()
             interrupts.begin(None)
         assert cancelled > points / 2
-        judge(world, await store.effects())
-        assert 2 < len(world.done) < points + 2
+        judge(world, await store.effects(limit=1_000))
+        assert 2 * calls < len(world.done) < (points + 2) * calls
         for point in range(1, points + 1):
-            await session.call(mail, to=str(point))
-        assert len(world.done) == points + 2
+            await call(str(point))
+        assert len(world.done) == (points + 2) * calls
 
 
 @pytest.mark.parametrize("count", [80, pytest.param(200, marks=pytest.mark.slow)])

@@ -66,7 +66,7 @@ from .statements import (
 from .tools import Landed, NotLanded, Tool, Unknown, Verdict
 
 KNOWN_SESSIONS_MAX = 10_000
-FINISH_PAUSES_SECONDS = (0.1, 1.0, 5.0)
+FINISH_PAUSES_SECONDS = (0.0, 0.1, 1.0, 5.0)
 # The status, reason and fence of an attempt that nobody has taken over; a rewind may doubt it.
 UNTOUCHED = {("issued", None, FIRST_FENCE), ("unknown", "rewound", FIRST_FENCE + 1)}
 NOT_CALLED = "its caller was interrupted before the tool was called"
@@ -511,8 +511,10 @@ def finish(
 
     Only this process knows it, so a busy store is retried. An `unknown` commit may have stored it.
     """
-    for pause in (*FINISH_PAUSES_SECONDS, None):
+    for pause in FINISH_PAUSES_SECONDS:
         try:
+            if pause:
+                yield from wait(pause)
             if unknown is not None:
                 mark = parse_commit_id(unknown.id)
                 if (yield from perform(MarkOps.is_committed, MarkOps(), *mark)):
@@ -521,16 +523,14 @@ def finish(
             if (yield from perform(Ledger.finish, ledger, ticket, outcome)):
                 return
             break
-        except INTERRUPTS:
-            # Writing the same outcome again changes nothing.
+        except INTERRUPTS:  # Writing the same outcome again changes nothing.
             with contextlib.suppress(HoldfastError):
                 yield from perform_to_the_end(Ledger.finish, ledger, ticket, outcome)
             raise
         except (StoreBusy, StoreUnavailable, StoreFull, CommitUnknown) as error:
-            if pause is None:
+            if pause == FINISH_PAUSES_SECONDS[-1]:
                 raise
             unknown = error if isinstance(error, CommitUnknown) else unknown
-            yield from wait(pause)
     yield from perform(Ledger.keep_late, ledger, ticket, outcome)
     raise ticket.lost()
 

@@ -17,7 +17,15 @@ from typing import Any, TypeAlias, TypeVar
 
 from ..dataclass import dataclass
 from ..errors import CommitUnknown, HoldfastError, LeaseLost
-from ..kernel.flow import INTERRUPTS, Flow, Perform, perform, perform_to_the_end, wait
+from ..kernel.flow import (
+    INTERRUPTS,
+    INTERRUPTS_MAX,
+    Flow,
+    Perform,
+    perform,
+    perform_to_the_end,
+    wait,
+)
 from ..kernel.operation import Call
 from ..kernel.signals import LOCAL_TOPIC, TREE_TOPIC
 from ..leases import Kept, uptime_seconds
@@ -258,20 +266,32 @@ class _Turn:
             self._note(returned, recorded, unknown)
 
     def abort(self) -> Flow[None]:
-        """Record the outcomes of calls that returned, and close those that were never made."""
-        yield from self._record_to_the_end()
-        yield from self._withdraw()
-        yield from self._until_written()
-        yield from self._record_to_the_end()
+        """Record the outcomes of calls that returned, and close those that were never made.
+
+        All of it, however often the caller is interrupted meanwhile.
+        """
+        interrupt: BaseException | None = None
+        steps = [self._record_to_the_end, self._withdraw, self._until_written]
+        for step in (*steps, self._record_to_the_end):
+            for _ in range(INTERRUPTS_MAX):
+                try:
+                    yield from step()
+                    break
+                except INTERRUPTS as error:
+                    interrupt = error
+        if interrupt is not None:
+            raise interrupt
 
     def _record_to_the_end(self) -> Flow[None]:
         returned = [*(each for each, _ in _taken(self._unrecorded)), *_taken(self._held)]
-        if returned:
-            with contextlib.suppress(HoldfastError):
-                given = _ended(returned)
-                yield from perform_to_the_end(Ledger.finish_all, self._ledger, given)
-        for each in returned:
-            self._ledger.keeper.drop(each.kept)
+        try:
+            if returned:
+                with contextlib.suppress(HoldfastError):
+                    given = _ended(returned)
+                    yield from perform_to_the_end(Ledger.finish_all, self._ledger, given)
+        finally:
+            for each in returned:
+                self._ledger.keeper.drop(each.kept)
 
     def forget(self) -> None:
         """Be found by no other caller any more."""
@@ -295,12 +315,14 @@ class _Turn:
         if self._issue is not None:
             ids += self._issue.ids
         request = self._calls[0].request
-        with contextlib.suppress(HoldfastError):
-            if ids:
-                given = (request.place, request.guard, ids)
-                yield from perform_to_the_end(Ledger.withdraw, self._ledger, *given)
-        for _, kept in issued:
-            self._ledger.keeper.drop(kept)
+        try:
+            with contextlib.suppress(HoldfastError):
+                if ids:
+                    given = (request.place, request.guard, ids)
+                    yield from perform_to_the_end(Ledger.withdraw, self._ledger, *given)
+        finally:
+            for _, kept in issued:
+                self._ledger.keeper.drop(kept)
 
 
 def _taken(returned: deque[R]) -> list[R]:
