@@ -243,6 +243,12 @@ def test_checkpoints_are_listed_shown_and_compared(filled: Any, quick: Run) -> N
     rest = data(quick("checkpoints", "list", "long-session", *before))
     assert [each["version"] for each in rest["checkpoints"]] == list(range(7, 0, -1))
     assert rest["next_before"] is None
+    oldest = ("--oldest-first", "--limit", "5", "--json")
+    page = data(quick("checkpoints", "list", "long-session", *oldest))
+    assert [each["version"] for each in page["checkpoints"]] == [1, 2, 3, 4, 5]
+    assert page["next_after"] == 5
+    page = data(quick("checkpoints", "list", "long-session", "--after", "5", *oldest))
+    assert [each["version"] for each in page["checkpoints"]] == [6, 7, 8, 9, 10]
     kinds = data(quick("checkpoints", "list", "root-session", "--kind=iteration_end", "--json"))
     assert [each["data"] for each in kinds["checkpoints"]] == [{"iteration": 2}]
     shown = data(quick("checkpoints", "show", "root-session", "2", "--json"))
