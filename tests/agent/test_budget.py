@@ -442,7 +442,10 @@ def test_a_cancelled_run_leaves_its_attempt_as_uncertain(place: dict[str, Any]) 
     asyncio.run(main())
 
 
-def test_an_answer_that_came_after_the_cancellation_is_kept(place: dict[str, Any]) -> None:
+@pytest.mark.parametrize("times", ["once", "again and again"])
+def test_an_answer_that_came_after_the_cancellation_is_kept(
+    place: dict[str, Any], times: str
+) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         async with await holdfast.aopen(**place) as store:
@@ -458,6 +461,10 @@ def test_an_answer_that_came_after_the_cancellation_is_kept(place: dict[str, Any
 
             model = Racing()
             cancelling.append(asyncio.ensure_future(Agent(session, model).arun("hi")))
+            while times != "once" and not cancelling[0].done():
+                await asyncio.sleep(0)
+                if model.asked:
+                    cancelling[0].cancel()
             with pytest.raises(asyncio.CancelledError):
                 await cancelling[0]
             outcome = await Agent(session, model).arun()

@@ -149,7 +149,7 @@ def trial(place: dict[str, Any], tmp_path: Any, request: pytest.FixtureRequest) 
 @example(ItemPlan([TURN], [], 0, death=10_000))
 @example(ItemPlan([TURN, [("mail", "v1")]], [("turn", 0), ("redrive", 0)], 1, death=3))
 @example(ItemPlan([TURN], [("turn", 0), ("save", 0), ("rewind", 0)], 0, death=5, in_session=True))
-@rules(15, derandomize=True)
+@rules(8, derandomize=True)
 def test_any_turn_of_an_item_killed_anywhere_and_run_again(
     trial: ItemTrial, plan: ItemPlan
 ) -> None:

@@ -11,7 +11,14 @@ from typing import Any
 
 from ..errors import HoldfastError, LimitExceeded, ModelFailed, RequestMismatch, described, quoted
 from ..formatting import plural
-from ..kernel.flow import CancelledAfterwards, Flow, invoke, perform, wait
+from ..kernel.flow import (
+    CancelledAfterwards,
+    Flow,
+    invoke,
+    perform,
+    perform_to_the_end,
+    wait,
+)
 from ..spend import Spend, SpendState
 from .budget import Usage
 from .commits import AFTER, CommitOps, ModelAttempt
@@ -92,7 +99,11 @@ class ModelCall:
             details=details,
         )
 
-    def _store(self, response: Response) -> Flow[tuple[Message, Usage]]:
+    def _store(
+        self, response: Response, *, is_cancelled: bool = False
+    ) -> Flow[tuple[Message, Usage]]:
+        # An async store runs it once, whatever is cancelled.
+        write = perform_to_the_end if is_cancelled else perform
         model = response.model or name_of(self.rules.model)
         settled = self._attempt("settled", response.usage, model)
         metadata = {"model": model, **response.metadata}
@@ -108,7 +119,7 @@ class ModelCall:
         }
         unique = with_unique_calls(message, self.taken)
         try:
-            stored = yield from perform(CommitOps.answered, self.commits, unique, data, settled)
+            stored = yield from write(CommitOps.answered, self.commits, unique, data, settled)
         except HoldfastError as error:
             # The answer could not be stored, but it was paid for. A correction that a person has
             # made in the meantime is kept.
@@ -128,7 +139,7 @@ class ModelCall:
         if cancelled.ended.exception() is not None:
             yield from self._failed(cancelled)
         response = response_of(self.rules.model, cancelled.ended.result())
-        yield from self._store(response)
+        yield from self._store(response, is_cancelled=True)
 
     def _failed(self, error: BaseException) -> Flow[None]:
         """Record a failed attempt; return when it is time to retry, or raise."""
