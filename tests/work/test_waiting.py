@@ -93,6 +93,43 @@ def test_an_item_waits_for_its_effect_to_be_resolved_and_spends_no_retry(
 
 
 @both_colours
+async def test_a_group_of_errors_that_spend_no_retry_spends_none(subject: Subject) -> None:
+    """What a handler raises whose calls run in a TaskGroup."""
+    store = await opened_now(subject)
+    calls: list[int] = []
+    charge = charging(calls, settle_seconds=0)
+
+    async def handler(item: Any) -> str:
+        try:
+            return str((await done(item.call(charge, cents=5))).value)
+        except Unresolved as error:
+            inner = ExceptionGroup("tasks", [InProgress("it runs"), error])
+            raise ExceptionGroup("tasks", [SessionBusy("it is driven"), inner]) from None
+
+    item = await done(store.work.submit("pay", max_retries=0))
+    async with running(store, {"pay": handler}, poll_seconds=0.1):
+        found = await until(
+            lambda: store.work.get(item.id), lambda item: item.failures + item.releases > 0
+        )
+        [effect] = await done(store.effects(status="unknown"))
+        assert (found.waits_for, found.waits_for_effect) == ("review", effect.id)
+        await resolved(store, effect.id, NotLanded())
+        assert (await ended(store, item.id)).output == "charged"
+
+
+@both_colours
+async def test_a_group_with_another_error_spends_a_retry(subject: Subject) -> None:
+    store = await opened_now(subject)
+
+    async def handler(item: Any) -> None:
+        raise ExceptionGroup("tasks", [StoreBusy("full"), ValueError("no")])
+
+    item = await done(store.work.submit("t", max_retries=0))
+    await work(store, {"t": handler})
+    assert (await done(store.work.get(item.id))).status == "failed"
+
+
+@both_colours
 async def test_resolving_makes_the_item_ready_in_the_same_transaction(subject: Subject) -> None:
     store, _ = await opened(subject)
     session = await done(store.session("s"))

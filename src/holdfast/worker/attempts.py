@@ -27,7 +27,7 @@ from ..leases import Guard, Kept
 from ..peers import PeerRequest, Resumption
 from ..peers.uptake import TakenUp
 from ..work.items import Item, error_text
-from ..work.transitions import Transition, turn
+from ..work.transitions import BUSY, Transition, turn
 from .inbox import Envelope
 
 Handler = Callable[[Any], Any]
@@ -209,6 +209,7 @@ class HandlerRun:
     def raised(self, error: BaseException) -> AttemptOutcome:
         """Write the outcome of a handler that raised."""
         self.has_returned = True
+        error = decisive(error)
         # The lost lease may be of something else.
         if isinstance(error, errors.LeaseLost) and error.fields.get("id") == self.item.id:
             return self._denied(error)
@@ -413,6 +414,19 @@ async def _output_or_error(running: Awaitable[Any]) -> tuple[Any, BaseException 
         return await running, None
     except BaseException as error:
         return None, error
+
+
+def decisive(error: BaseException) -> BaseException:
+    """Return the error that decides what becomes of an attempt.
+
+    Of a group, as a TaskGroup raises it, that is one of its errors if none of them uses up a retry.
+    """
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    found = [decisive(each) for each in error.exceptions]
+    if not all(isinstance(each, (errors.Unresolved, *BUSY)) for each in found):
+        return error
+    return next((each for each in found if isinstance(each, errors.Unresolved)), found[0])
 
 
 def _outcome_of(item: Item[Any]) -> AttemptOutcome:
