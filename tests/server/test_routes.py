@@ -100,6 +100,32 @@ def test_checkpoints_are_saved_listed_read_compared_forked_and_rewound(shared: S
     assert ("session_rewound", "all") in actions
 
 
+def test_a_rewind_lists_what_was_not_undone(shared: Served, database: dict[str, Any]) -> None:
+    root = started(shared)
+
+    @holdfast.tool(effect="mutate", undo=lambda arguments, result, key: None)
+    def book() -> None:
+        """Book a room."""
+
+    @holdfast.tool(effect="mutate", name="mail")
+    def mail() -> None:
+        """Send a mail."""
+
+    with holdfast.open(**database) as store:
+        session = store.find_session(root)
+        session.save(n=1)
+        session.call(book)
+        session.call(mail)
+        session.begin("charge", {"cents": 5})
+    told = shared.post(f"/sessions/{root}/rewind", json={"version": 1}).json()
+    assert told["undone"] == told["given_up"] == []
+    assert [each["tool"] for each in told["irreversible"]] == ["mail"]
+    assert [each["tool"] for each in told["in_flight"]] == ["charge"]
+    [left] = told["not_undone"]
+    assert left["effect"]["tool"] == "book"
+    assert "its tool was not given" in left["reason"]
+
+
 async def audited(shared: Served) -> Any:
     return await shared.store.audit.list(limit=1_000)
 
