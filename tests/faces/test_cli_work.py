@@ -438,6 +438,27 @@ def test_a_worker_runs_until_nothing_is_left(store: holdfast.Store, workers: Wor
     assert refused.returncode == 2
 
 
+def test_a_worker_of_plain_handlers_awaits_the_hooks_of_tools(
+    place: dict[str, Any], store: holdfast.Store, workers: Workers
+) -> None:
+    (workers.folder / "bank.py").write_text(
+        "import holdfast\n"
+        "async def verify(arguments, idempotency_key):\n"
+        "    return holdfast.Landed('seen at the bank')\n"
+        "@holdfast.tool(effect='mutate', verify=verify)\n"
+        "async def pay(cents: int) -> None: ...\n"
+    )
+    with holdfast.open(**place, clock=holdfast.VirtualClock(1_700_000_000_000)) as before:
+        begun = before.session("s").begin("pay", {"cents": 5})
+        assert isinstance(begun, holdfast.Issued)
+    store.work.submit("t", 1)
+    process = workers.start("made", "--until-empty", "--tools=bank:pay", "--json")
+    output, errors = process.communicate(timeout=SECONDS_MAX)
+    assert process.returncode == 0, errors
+    assert json.loads(output)["ended"] == {"completed": 1}
+    assert store.effect(begun.effect_id).result == "seen at the bank"
+
+
 @pytest.mark.parametrize("handlers", ["sync_handlers", "async_handlers"])
 def test_sigterm_drains_and_spends_no_retry(
     store: holdfast.Store, workers: Workers, handlers: str

@@ -84,7 +84,8 @@ def run(
         "tools": named_tools(tools),
     }
     place = {"url": url, "namespace": namespace, "migrate": False}
-    runs_async = any(map(is_async, found.values()))
+    hooks = [tool.verify for tool in options["tools"] if tool.verify is not None]
+    runs_async = any(map(is_async, [*found.values(), *hooks]))
     what = ", ".join(sorted(found))
     return serve(
         place, lambda store: Worker(store, found, **options), what, until_empty, runs_async
