@@ -45,6 +45,14 @@ def run(*options: str, cwd: Path, code: str | None = None, **env: str) -> Any:
     )
 
 
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """The URL of a new store."""
+    url = f"sqlite:///{tmp_path}/store.db"
+    holdfast.open(url).close()
+    return url
+
+
 class Raw:
     """A server that is spoken to line by line, so that it can be killed."""
 
@@ -84,8 +92,7 @@ class Raw:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_what_was_answered_survives_a_kill(tmp_path: Path, number: signal.Signals) -> None:
-    url = f"sqlite:///{tmp_path}/store.db"
+def test_what_was_answered_survives_a_kill(url: str, number: signal.Signals) -> None:
     with Raw(url) as server:
         assert [server.increment() for _ in range(5)] == [1, 2, 3, 4, 5]
         # It ends at once, although its input is still open.
@@ -95,9 +102,9 @@ def test_what_was_answered_survives_a_kill(tmp_path: Path, number: signal.Signal
         assert store.find_session("run").state.get("n") == 5
 
 
-def test_what_is_printed_by_mistake_cannot_break_the_stream(tmp_path: Path) -> None:
+def test_what_is_printed_by_mistake_cannot_break_the_stream(tmp_path: Path, url: str) -> None:
     async def main() -> None:
-        options = ("--url", f"sqlite:///{tmp_path}/store.db", "--session", "run")
+        options = ("--url", url, "--session", "run")
         with (tmp_path / "errors").open("w+") as errors:
             async with over_stdio(*options, code=CHATTER, errors=errors) as client:
                 called = 0
@@ -112,9 +119,30 @@ def test_what_is_printed_by_mistake_cannot_break_the_stream(tmp_path: Path) -> N
     asyncio.run(main())
 
 
-def test_it_ends_with_its_input_and_prints_nothing(tmp_path: Path) -> None:
-    done = run("--url", f"sqlite:///{tmp_path}/store.db", "--session", "run", cwd=tmp_path)
+def test_it_ends_with_its_input_and_prints_nothing(tmp_path: Path, url: str) -> None:
+    done = run("--url", url, "--session", "run", cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("option", ["--session", "AGENT_SESSION_ID"])
+def test_a_mistyped_url_is_no_new_store(
+    new_place: dict[str, str],
+    option: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("AGENT_SESSION_ID", "run")
+    place = [text for name, value in new_place.items() for text in (f"--{name}", value)]
+    named = [option, "run"] if option.startswith("--") else []
+    assert command_line(["mcp", *place, *named]) == holdfast.NotFound.exit_code
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("Error: there is no store in ")
+    assert "or create one here with `holdfast migrate --url " in printed.err
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(holdfast.NotFound):
+        holdfast.open(**new_place, migrate=False)
 
 
 def test_what_cannot_be_served_is_refused_before_anything_is_made(
@@ -173,6 +201,7 @@ def test_the_configuration_can_be_used_as_it_is_printed(tmp_path: Path) -> None:
     printed = run("--config", "--url", "sqlite:///store.db", "--session", "run", cwd=tmp_path)
     server = json.loads(printed.stdout)["mcpServers"]["holdfast"]
     assert not (tmp_path / "store.db").exists()
+    holdfast.open(f"sqlite:///{tmp_path}/store.db").close()
 
     async def main() -> None:
         async with Client(StdioServerParameters(**server)) as client:

@@ -13,8 +13,11 @@ from .service import Request, Service
 
 
 async def serve_stdio(claim: Claim, **place: Any) -> None:
-    """Serve until the client closes stdin; nothing but the protocol is written to stdout."""
-    async with stores.aopen(**place) as store:
+    """Serve until the client closes stdin; nothing but the protocol is written to stdout.
+
+    A missing store raises NotFound: a mistyped URL would show the client an empty one.
+    """
+    async with stores.aopen(**place, migrate=False) as store:
         reach = await bound_reach(store, claim)
 
         async def reach_of(_: Request) -> BoundReach:
