@@ -113,7 +113,7 @@ class WorkItem(ItemOps[C]):
         The output of the item is the answer; if it fails permanently, the answer is an error.
         """
         require_held([self])
-        looks = receiving(self.session_id or "")
+        looks = receiving(self.session_id, self.root_id)
         driven, looked = yield from claims.drive_with(self, *looks)
         request = receive(self._session(driven.fence), self.type, driven.row, looked)
         yield AfterCommit(lambda: self._take({"driving_fence": driven.fence}))

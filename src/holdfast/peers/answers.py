@@ -37,7 +37,15 @@ from .artifacts import (
     outgoing,
     outgoing_looks,
 )
-from .asks import READ_ASK, REQUEST, RESUME, SELECT_ASKS, delivery_id, read_ask
+from .asks import (
+    READ_SERVED_ASK,
+    REQUEST,
+    RESUME,
+    SELECT_ASKS,
+    SERVED,
+    delivery_id,
+    read_ask,
+)
 from .pauses import OPEN_PAUSE, READ_PAUSE, close, count, counting, make_ready, resumption_id
 from .records import Artifact, Receipt, pack_answer, pause_context
 from .settlement import (
@@ -78,10 +86,10 @@ SELECT {SETTLED_COLUMNS}, {HAS_ARTIFACTS} AS has_artifacts,
         SELECT 1 FROM hf_pauses p WHERE p.session_number = :session_number
             AND p.state IN ('waiting', 'ready', 'resumed')
     ) AS has_paused
-FROM hf_asks WHERE id = :id
+FROM hf_asks WHERE {SERVED}
 """  # noqa: S608
 READ_RESUMED_SERVED = f"""
-SELECT {SETTLED_COLUMNS}, {HAS_ARTIFACTS} AS has_artifacts FROM hf_asks WHERE id = :id
+SELECT {SETTLED_COLUMNS}, {HAS_ARTIFACTS} AS has_artifacts FROM hf_asks WHERE {SERVED}
 """  # noqa: S608
 # Nothing collects the answers of a session that has ended or was rewound.
 CLOSE_ANSWERED = f"""
@@ -165,7 +173,8 @@ def _accompanying(
 
 def _answer_looks(session: SessionRef) -> list[Query]:
     """Return the queries whose rows `_settle_served` needs."""
-    return [Query(READ_ASK, {"id": session.id}), *outgoing_looks(session.number)]
+    served = {"id": session.id, "root_id": session.root_id}
+    return [Query(READ_SERVED_ASK, served), *outgoing_looks(session.number)]
 
 
 def _settle_made(
@@ -269,7 +278,7 @@ def following(item: EndedItem) -> list[Query]:
     """
     here = item.session
     session = Query(LOCK_SESSION, {"number": here.number})
-    served = {"id": here.id, "session_number": here.number}
+    served = {"id": here.id, "root_id": here.root_id, "session_number": here.number}
     if item.type == REQUEST:
         return [session, Query(READ_SERVED, served)]
     return [session, Query(READ_RESUMED_SERVED, served), *_paused_looks(here)]

@@ -72,6 +72,9 @@ SELECT_ANSWERS = """
 SELECT number, id, agent, state, pause_number, correlation, answer, answered_at, closed_at
 FROM hf_asks"""
 READ_ASK = f"{SELECT_ASKS} WHERE id = :id"
+# A session serves the call of its own id and tree: a call from elsewhere may have any id.
+SERVED = "id = :id AND root_id = :root_id"
+READ_SERVED_ASK = f"{SELECT_ASKS} WHERE {SERVED}"
 READ_ASKS = f"{SELECT_ASKS} WHERE id IN {given_keys('ids')}"
 ADD_ASK = f"""
 INSERT INTO hf_asks (

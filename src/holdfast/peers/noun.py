@@ -40,7 +40,7 @@ from .answers import (
     leave_asks,
 )
 from .artifacts import abandon
-from .asks import REQUEST, RESUME, SELECT_ASKS
+from .asks import REQUEST, RESUME, SELECT_ASKS, SERVED
 from .pauses import OPEN_PAUSE, close, resumption_id
 from .portable import PeersPortable
 from .settlement import WITH_ASKER, WITH_PEER, settle
@@ -57,16 +57,16 @@ SERVED_BY = f"{SELECT_ASKS} WHERE id IN {GIVEN_IDS} AND coalesce(state, '') = 'o
 UNCLOSED_OF_SESSION = f"""
 {SELECT_ASKS} WHERE session_number = :number AND closed_at IS NULL ORDER BY number
 """
-READ_OPEN = """
+READ_OPEN = f"""
 SELECT EXISTS (
         SELECT 1 FROM hf_asks WHERE session_number = :number AND closed_at IS NULL
     ) AS has_asks, EXISTS (
         SELECT 1 FROM hf_pauses WHERE session_number = :number
             AND state IN ('waiting', 'ready', 'resumed')
     ) AS has_pause, EXISTS (
-        SELECT 1 FROM hf_asks WHERE id = :id AND coalesce(state, '') = 'open'
+        SELECT 1 FROM hf_asks WHERE {SERVED} AND coalesce(state, '') = 'open'
     ) AS is_serving
-"""
+"""  # noqa: S608
 # With the bare column, SQLite would scan all waiting pauses.
 CANCEL_PAUSES = f"""
 UPDATE hf_pauses SET closed_at = :now,
@@ -230,7 +230,8 @@ def _abandon(
     runtime: Runtime, session: SessionRef, *, item_id: str | None = None, fences: bool = False
 ) -> Op[Row]:
     """Cancel a session's open calls and their peers, and close its pause; return its row."""
-    [found] = yield from rows(READ_OPEN, number=session.number, id=session.id)
+    here = {"number": session.number, "id": session.id, "root_id": session.root_id}
+    [found] = yield from rows(READ_OPEN, **here)
     if found["has_pause"]:
         for pause in (yield from rows(OPEN_PAUSE, session_number=session.number)):
             yield from close(runtime, pause, item_id=item_id, fences=fences)

@@ -48,7 +48,7 @@ from ..work.transitions import Transition
 from .artifacts import LIST_ARTIFACTS, artifact_of
 from .asks import (
     ASK_COLUMNS,
-    READ_ASK,
+    READ_SERVED_ASK,
     REQUEST,
     RESUME,
     SELECT_ANSWERS,
@@ -547,9 +547,9 @@ def resumption_of(
     )
 
 
-def receiving(session_id: str) -> list[Query]:
+def receiving(session_id: str | None, root_id: str | None) -> list[Query]:
     """Return the queries whose rows `receive` needs."""
-    return [Query(READ_ASK, {"id": session_id})]
+    return [Query(READ_SERVED_ASK, {"id": session_id, "root_id": root_id})]
 
 
 def receive(

@@ -121,8 +121,9 @@ class AskRecord(portable.Record, frozen=True, kw_only=True, tag="ask"):
         peers, is_open = seen.of(_Peers), self.state == "open"
         is_placed = seen.is_placed(self)
         if self.session_number is None:
-            # The caller is not a session: the call belongs to the tree that it started.
-            is_placed = self.session_id is None and self.root_id in seen.trees
+            # The caller is not a session: the call started the tree of its own id. With another
+            # id, a later request would be taken for a repetition, and get its answer.
+            is_placed = self.session_id is None and self.id == self.root_id in seen.trees
         if not is_placed or not seen.is_new(self):
             return f"{self.label} comes twice, or without its session"
         if is_open != (self.answer is None) or is_open != (self.answered_at is None):
