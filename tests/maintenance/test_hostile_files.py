@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -14,13 +15,15 @@ import pytest
 import holdfast
 from holdfast.checkpoints.portable import ItemsRecord, LineRecord, PinRecord
 from holdfast.codec import Codec, Limits
-from holdfast.effects.portable import AncestryRecord, EffectRecord
+from holdfast.effects.portable import AncestryRecord, EffectRecord, SaltsRecord
 from holdfast.errors import CorruptRecord, InvalidArgument, LimitExceeded
 from holdfast.feed.portable import EventRecord, TreeRecord
 from holdfast.peers.portable import AskRecord
 from holdfast.portable import file as format
 from holdfast.records import EffectReason
 from holdfast.sessions.portable import SessionRecord
+from holdfast.spend.portable import SpendRecord
+from holdfast.state.portable import StateEventRecord
 from holdfast.store import NOUNS
 from holdfast.work.portable import AttemptRecord
 from tests.checkpoints.looking import Look
@@ -368,22 +371,80 @@ def test_a_file_that_changes_between_two_readings_is_refused(file: Path, frames:
         list(source.records())
 
 
-def test_every_number_and_text_has_a_limit(file: Path, frames: Any) -> None:
+def refused(
+    file: Path, frames: list[Any], beyond: Callable[[str, Any], object], but: Any = ()
+) -> int:
+    """Change each field of a record of each kind, and have it refused; return how many."""
     tried = 0
     with open_at({"url": "sqlite://"}) as store:
-        for place, each in enumerate(frames):
-            for name in each.__struct_fields__ if each in firsts(frames) else ():
-                value = getattr(each, name)
-                beyond = {int: 2**63 - 1, str: "x" * 1_001}.get(type(value))
-                if beyond is None:
+        for each in firsts(frames):
+            place = frames.index(each)
+            for name in () if isinstance(each, but) else each.__struct_fields__:
+                value = beyond(name, getattr(each, name))
+                if value is None:
                     continue
-                record = msgspec.structs.replace(each, **{name: beyond})
+                record = msgspec.structs.replace(each, **{name: value})
                 craft(file, [*frames[:place], record, *frames[place + 1 :]])
                 with pytest.raises(CorruptRecord):
                     store.import_sessions(file, store_keys=True)
                 tried += 1
         assert store.sessions() == []
-    assert tried > 150
+    return tried
+
+
+def test_every_number_and_text_has_a_limit(file: Path, frames: Any) -> None:
+    limits = {int: 2**63 - 1, str: "x" * 1_001}
+    assert refused(file, frames, lambda _, value: limits.get(type(value))) > 150
+
+
+def test_no_text_can_command_a_terminal(file: Path, frames: Any) -> None:
+    def command(name: str, value: Any) -> str | None:
+        return f"{value}\x1b[2J" if isinstance(value, str) else None
+
+    assert refused(file, frames, command) > 50
+
+
+def test_no_record_belongs_to_a_session_of_another_name(file: Path, frames: Any) -> None:
+    def elsewhere(name: str, value: Any) -> str | None:
+        return "elsewhere" if name in {"session_id", "root_id"} and value is not None else None
+
+    # The feed and the history of the state also name sessions that were deleted.
+    assert refused(file, frames, elsewhere, but=(EventRecord, StateEventRecord)) > 15
+
+
+def test_spend_that_cannot_be_added_up_is_refused(file: Path, frames: Any) -> None:
+    [spend] = [each for each in frames if isinstance(each, SpendRecord)]
+    place = frames.index(spend)
+    # Each of them is allowed; together they are more than a column can hold.
+    spends = [
+        msgspec.structs.replace(spend, id=f"spend {number}", nano_usd=2**53)
+        for number in range(1_025)
+    ]
+    craft(file, [*frames[:place], *spends, *frames[place + 1 :]])
+    with (
+        open_at({"url": "sqlite://"}) as store,
+        pytest.raises(CorruptRecord, match="the total of spend is too large"),
+    ):
+        store.import_sessions(file)
+
+
+def test_salts_without_end_are_refused(file: Path, frames: Any) -> None:
+    craft(file, changed(frames, SaltsRecord, salts=[f"{number:064x}" for number in range(65)]))
+    with (
+        open_at({"url": "sqlite://"}) as store,
+        pytest.raises(CorruptRecord, match="too many salts"),
+    ):
+        store.import_sessions(file)
+
+
+@pytest.mark.parametrize("body", [b"\xd9\x01a", b"\xcd\x00\x01", b"\xca\x3f\x80\x00\x00"])
+def test_a_value_that_is_not_written_as_we_do_is_refused(file: Path, body: bytes) -> None:
+    craft(file, [LineRecord(1, []), ItemsRecord(1, 0, 1, body)])
+    with (
+        open_at({"url": "sqlite://"}) as store,
+        pytest.raises(CorruptRecord, match="item is not written as this Holdfast writes it"),
+    ):
+        store.import_sessions(file)
 
 
 def test_a_value_that_is_too_large_for_the_store_is_refused(place: Any, file: Path) -> None:
