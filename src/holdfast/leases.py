@@ -268,7 +268,8 @@ class Keeper(PerStore):
         self._wakes_at = 0.0
         self._idle_seconds = 60.0
         self._pauses_until = 0.0
-        self._lock = threading.Lock()
+        # A signal handler may enter while its thread holds the lock.
+        self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
         self._leaving: list[threading.Thread] = []
         self._is_closed = False

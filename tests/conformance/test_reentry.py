@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import faulthandler
+import itertools
+import os
 import random
 import signal
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -20,6 +23,7 @@ import pytest
 import holdfast
 from holdfast import StoreReentered
 from holdfast.kernel.driver import Hooks, Point, Trace
+from holdfast.kernel.sqlite import connection
 from holdfast.testing.nouns import Counter
 from tests.faults.workload import found_in, prepare, together
 
@@ -173,6 +177,99 @@ def test_a_signal_handler_is_refused_inside_a_call_and_served_outside(
         found = found_in(store)
         assert [note for note in found if note.startswith("outer")] == outer
         assert [note for note in found if note.startswith("inner")] == served
+
+
+def struck_at_each_line(
+    places: tuple[str, ...],
+    act: Callable[[], object],
+    handler: Callable[[], object],
+    prepare: Callable[[], object] = lambda: None,
+) -> int:
+    """Call a handler before each line of some files or functions, on the thread that runs it."""
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal left
+        if not {Path(frame.f_code.co_filename).name, frame.f_code.co_name}.intersection(places):
+            return None
+        left -= event == "line"
+        if left == 0 and event == "line":
+            with contextlib.suppress(StoreReentered):
+                handler()
+        return trace
+
+    for place in itertools.count(1):
+        prepare()
+        left = place
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            act()
+        finally:
+            sys.settrace(before)
+        if left > 0:
+            return place - 1
+    raise AssertionError
+
+
+@pytest.mark.parametrize("act", ["follow", "drive", "close"])
+def test_a_signal_handler_waits_for_no_lock_of_its_own_thread(
+    place: dict[str, Any], act: str
+) -> None:
+    def follow() -> None:
+        events = store.follow("fed", after=0, poll_seconds=0.01)
+        assert [next(events).position, next(events).position] == [1, 2]
+        events.close()
+
+    def drive() -> None:
+        with store.session(f"s{next(numbers)}").drive() as session:
+            session.append("t", [1])
+
+    def open_driven() -> None:
+        opened[:] = [holdfast.open(**place)]
+        opened[0].session(f"s{next(numbers)}").drive()
+
+    def close() -> None:
+        opened[0].close()
+
+    numbers, opened = itertools.count(), list[holdfast.Store]()
+    with holdfast.open(**place) as store:
+        fed = store.session("fed")
+        fed.append("t", [1])
+        acts: dict[str, Any] = {
+            "follow": ("follow.py", follow, follow),
+            "drive": ("leases.py", drive, drive),
+            "close": ("close", close, close, open_driven),
+        }
+        where, *each = acts[act]
+        assert struck_at_each_line((where,), *each) > 10
+
+
+def test_a_signal_handler_may_create_a_store_while_one_is_created(tmp_path: Path) -> None:
+    def create() -> None:
+        holdfast.open(f"sqlite:///{tmp_path}/{next(numbers)}.db").close()
+
+    numbers = itertools.count()
+    assert struck_at_each_line(("prepare_file",), create, create) > 5
+
+
+def test_a_file_is_not_opened_while_its_own_thread_creates_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Closing the file that was created would drop the locks that SQLite has on it by then."""
+    refused: list[str] = []
+
+    def create(path: Path, flags: int, mode: int) -> int:
+        with pytest.raises(StoreReentered, match="just creating"):
+            holdfast.open(url)
+        refused.append(str(path))
+        return real(path, flags, mode)
+
+    real, url = os.open, f"sqlite:///{tmp_path}/store.db"
+    with monkeypatch.context() as patched:
+        patched.setattr("holdfast.kernel.sqlite.connection.os.open", create)
+        connection.prepare_file(tmp_path / "store.db", None)
+    holdfast.open(url).close()
+    assert refused == [f"{tmp_path}/store.db"]
 
 
 def test_another_store_object_on_the_same_database_is_another_client(

@@ -41,7 +41,8 @@ class Recorder(PerStore):
         self._inbox: queue.SimpleQueue[tuple[float, Callable[[], None]] | None] = (
             queue.SimpleQueue()
         )
-        self._lock = threading.Lock()
+        # A signal handler may enter while its thread holds the lock.
+        self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
         self._closing = Latch()
         Keeper.of(runtime).at_close(self.close)

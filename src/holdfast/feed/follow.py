@@ -64,7 +64,8 @@ class Tail(Generic[K, E]):
     """The most recent pages of one feed that followers in this process have read."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # A signal handler may enter while its thread holds the lock.
+        self._lock = threading.RLock()
         self._pages: OrderedDict[K, Page[K, E]] = OrderedDict()
         self._end: K | None = None
         self._ring = -1
@@ -137,7 +138,7 @@ class Tails(PerStore):
     """The tails of the feeds followed in this process."""
 
     def __init__(self, runtime: Runtime) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._tails: OrderedDict[str, Tail[Any, Any]] = OrderedDict()
 
     def tail(self, name: str) -> Tail[Any, Any]:

@@ -23,6 +23,7 @@ from ...errors import (
     StoreBusy,
     StoreError,
     StoreFull,
+    StoreReentered,
     StoreUnavailable,
 )
 from ..driver import Durability, Progress
@@ -42,7 +43,9 @@ NETWORK_FILE_SYSTEMS = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "fu
 BESIDE = ("", "-wal", "-shm", "-journal", "-lock", "-turn")
 log = logging.getLogger("holdfast.kernel")
 
-_creating = threading.Lock()
+# A signal handler may open a store while its thread holds the lock.
+_creating = threading.RLock()
+_being_created: set[Path] = set()
 
 
 def is_safe_version(version: str) -> bool:
@@ -119,12 +122,17 @@ def prepare_file(path: Path, vfs: str | None) -> None:
     # Opening and closing a file that SQLite has open in this process would drop SQLite's locks:
     # O_EXCL and the lock make sure that it has not.
     with _creating:
+        if path in _being_created:
+            raise StoreReentered(f"this thread is just creating {path}; open it afterwards")
+        _being_created.add(path)
         try:
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         except FileExistsError:
             pass
         except OSError as error:
             raise StoreUnavailable(f"cannot create {path}: {error.strerror}") from error
+        finally:
+            _being_created.discard(path)
     for file in files_of(path):
         with contextlib.suppress(FileNotFoundError):
             require_private(file)

@@ -344,9 +344,10 @@ class SqliteDriver(open_file.OpenFile):
             return
         self.require_outside()
         with self._starting:
-            if self.is_closed:
+            # A signal handler may close the store too, but not between these two.
+            was_closed, self.is_closed = self.is_closed, True
+            if was_closed:
                 return
-            self.is_closed = True
             self._queue.put(None)
             thread = self._thread = self._running_thread()
         if self._watch is not None:

@@ -44,7 +44,8 @@ class OpenFile(SyncDriver):
         self._vfs = vfs
         self._texts = Dialect(None)
         self._watch: Watch[Any] | None = None
-        self._starting = threading.Lock()
+        # A signal handler may enter while its thread holds the lock.
+        self._starting = threading.RLock()
 
     def copy_to(self, path: Path, progress: Progress | None) -> None:
         """Copy one snapshot of the live database into a new file, while others write."""
