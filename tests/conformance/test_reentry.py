@@ -213,8 +213,11 @@ def struck_at_each_line(
 
 @pytest.mark.parametrize("act", ["follow", "drive", "close"])
 def test_a_signal_handler_waits_for_no_lock_of_its_own_thread(
-    place: dict[str, Any], act: str
+    place: dict[str, Any], act: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # While one follower reads for all, the others wait for so long.
+    monkeypatch.setattr("holdfast.feed.follow.READ_SECONDS_MAX", 0.01)
+
     def follow() -> None:
         events = store.follow("fed", after=0, poll_seconds=0.01)
         assert [next(events).position, next(events).position] == [1, 2]
