@@ -14,7 +14,7 @@ from .access import record
 from .checkpoints.needs import NeedsCache, perform_reading_ahead
 from .checkpoints.write import record_status
 from .errors import SessionBusy
-from .feed import emit, empty_events, positions_of, some_positions_of
+from .feed import emit, empty_events, positions_of, some_positions_of, without_data
 from .kernel.flow import Flow, invoke, let_others_write, perform
 from .kernel.operation import (
     Lock,
@@ -285,8 +285,10 @@ class Tree(SessionHandle[Any]):
         if not force:
             yield from self._require_free(members)
         yield from empty_events(self.runtime.codec, self.root_id, positions)
-        yield from self._removing(members)
-        is_removed = yield from self._remove(members)
+        # The same order as in several transactions: all stop, and whoever waits for them is told.
+        stopping = self._cancel_rows(members)
+        is_stopped = yield from without_data(self.runtime.codec, self.root_id, ids, stopping)
+        is_removed = is_stopped and (yield from self._remove(members))
         if not is_removed:
             yield from release_as(members, "deleting")
         yield from self._audit(row, force)
@@ -328,14 +330,9 @@ class Tree(SessionHandle[Any]):
     @operation
     def remove_some(self, some: Sequence[SessionRef]) -> Op[bool]:
         """Remove closed sessions; False if another pass is needed."""
-        beginning: list[Op[Any]] = [self._locked(statuses_of(some)), self._removing(some)]
-        [(_, [found]), _] = yield from together(beginning)
+        _, [found] = yield from self._locked(statuses_of(some))
         present = [ref_of(row) for row in found]
         return not present or (yield from self._remove(present))
-
-    def _removing(self, some: Sequence[SessionRef]) -> Op[None]:
-        for noun in reversed(self.runtime.nouns):
-            yield from noun.removing(self.runtime, some)
 
     def _remove(self, some: Sequence[SessionRef]) -> Op[bool]:
         nouns = reversed(self.runtime.nouns)

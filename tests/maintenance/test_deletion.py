@@ -106,7 +106,8 @@ async def test_nothing_of_a_deleted_session_can_be_read(subject: Subject) -> Non
     # What a retry that comes late must be answered with.
     assert await canaries(store) == {"result", "landed"}
     events = await done(store.events("parent", limit=1000))
-    assert [(event.position, event.kind) for event in events[:-1]] == positions
+    assert [(event.position, event.kind) for event in events[:-2]] == positions
+    assert [event.kind for event in events[-2:]] == ["work_cancelled", "session_deleted"]
     assert all(event.data == {} for event in events[:-1] if event.session_id == "doomed")
     assert any(event.data for event in events if event.session_id == "parent")
     assert events[-1].data == {"sessions": 1}
@@ -154,6 +155,34 @@ async def test_nothing_of_what_a_deleted_tree_shared_and_asked_can_be_read(
     assert await canaries(store) == set()
     for file in subject.directory.iterdir():
         assert CANARY.findall(file.read_bytes()) == [], file
+
+
+@both_colours
+async def test_what_a_deletion_itself_stops_and_answers_leaves_no_data(subject: Subject) -> None:
+    store = await subject.open(durability="normal")
+    parent = await done(store.session("parent"))
+    session = await done(store.session("doomed", parent=parent, agent="canary agent"))
+    await done(session.ask("canary peer"))
+    await done(session.pause())
+    await done(store.work.submit("canary type", session=session))
+    await done(session.delete(force=True))
+    assert await canaries(store) == set()
+    events = await done(store.events("parent", limit=1000))
+    kept = {event.kind for event in events if event.data and event.session_id != "parent"}
+    assert kept == {"session_deleted"}
+
+
+@both_colours
+async def test_what_was_spent_is_told_without_details_after_a_deletion(subject: Subject) -> None:
+    store = await subject.open(durability="normal")
+    session = await done(store.session("s", parent=await done(store.session("parent"))))
+    await done(session.spend("model", usd="1", state="open", id="a1", details={"d": "canary 1"}))
+    await done(session.delete())
+    given = {"usd": "2", "details": {"d": "canary late"}}
+    assert (await done(session.spend("model", id="a1", **given))).details is None
+    await done(session.spend("model", **given))
+    assert [str(each.usd) for each in await done(store.spends(session="s"))] == ["2", "2"]
+    assert await canaries(store) == set()
 
 
 def test_a_call_in_doubt_keeps_its_arguments_until_it_is_resolved(place: Any) -> None:

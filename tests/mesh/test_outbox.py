@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import holdfast
+from holdfast import trees
 from holdfast.kernel.driver import Hooks
 from holdfast.kernel.operation import Call, rows
 from holdfast.mesh import Memory
@@ -176,6 +177,20 @@ def test_cancelling_or_deleting_a_session_leaves_only_cancels(
     assert outbox(store) == [("cancel", id, 0) for id in ids[:2]]
     planner.delete()
     assert [each.kind for each in take(store)] == ["cancel", "cancel"]
+
+
+@pytest.mark.parametrize("sessions_at_once", [50, 0])
+def test_deleting_a_session_that_waits_cancels_its_calls_elsewhere(
+    store: holdfast.Store,
+    planner: holdfast.Session,
+    sessions_at_once: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(trees, "SESSIONS_AT_ONCE", sessions_at_once)
+    ids = [planner.ask("weather", number).id for number in range(3)]
+    take(store, 2)
+    planner.delete()
+    assert outbox(store) == [("cancel", id, 0) for id in ids[:2]]
 
 
 def test_a_request_whose_call_is_gone_is_not_sent(

@@ -12,6 +12,7 @@ from .events import (
     read_events,
     services,
     some_positions_of,
+    without_data,
 )
 from .noun import FeedNoun
 
@@ -28,4 +29,5 @@ __all__ = [
     "read_events",
     "services",
     "some_positions_of",
+    "without_data",
 ]

@@ -12,12 +12,14 @@ from dataclasses import fields
 from itertools import groupby
 from typing import TypeVar
 
+from msgspec.structs import replace
+
 from ..arguments import require_limit, require_text, require_whole
 from ..codec import Codec
 from ..errors import Compacted, InvalidArgument, NotFound, SessionNotFound
 from ..kernel.append_only import through_door
 from ..kernel.driver import Services
-from ..kernel.operation import Emit, Lock, Op, Query, Row, defer, one, rows
+from ..kernel.operation import Decide, Deferred, Emit, Lock, Op, Query, R, Row, defer, one, rows
 from ..kernel.owned_rows import OwnedRows, read_each
 from ..kernel.sql import given, given_keys
 from ..records import Event
@@ -292,6 +294,28 @@ def empty_events(codec: Codec, root_id: str, positions: Iterable[int]) -> Op[Non
     empty = {"root_id": root_id, "data": codec.pack({}, context=("hf_events", root_id))}
     updates = (Query(EMPTY_EVENT, {**empty, "position": each}) for each in positions)
     yield from through_door(f"empty {root_id}", *updates)
+
+
+def without_data(codec: Codec, root_id: str, session_ids: Iterable[str], op: Op[R]) -> Op[R]:
+    """Run an operation; the events that it adds for these sessions are written without data."""
+    ids = set(session_ids)
+    empty = codec.pack({}, context=("hf_events", root_id))
+
+    def emptied(event: Emit) -> Emit:
+        return replace(event, data=empty) if event.session_id in ids else event
+
+    answer = None
+    while True:
+        try:
+            command = op.send(answer)
+        except StopIteration as stop:
+            result: R = stop.value
+            return result
+        if isinstance(command, Emit):
+            command = emptied(command)
+        elif isinstance(command, Decide | Deferred):
+            command = replace(command, emits=[emptied(each) for each in command.emits])
+        answer = yield command
 
 
 def by_tree(found: Sequence[Row]) -> list[list[Row]]:

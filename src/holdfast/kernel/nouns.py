@@ -92,16 +92,12 @@ class Noun:
         return {}
 
     def cancel(self, runtime: Runtime, sessions: Sequence[SessionRef], limit: int) -> Op[int]:
-        """Cancel up to `limit` rows of sessions that are being cancelled; return how many.
+        """Cancel up to `limit` rows of sessions that are cancelled or deleted; return how many.
 
         Fewer than the limit means that none is left.
         """
         yield from ()
         return 0
-
-    def removing(self, runtime: Runtime, sessions: Sequence[SessionRef]) -> Op[None]:
-        """Answer those who wait for sessions that are deleted; afterwards all nouns `remove`."""
-        yield from ()
 
     def remove(self, runtime: Runtime, sessions: Sequence[SessionRef], limit: int) -> Op[int]:
         """Remove rows of sessions of one tree that are deleted, up to `limit` of each table.

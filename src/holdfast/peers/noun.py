@@ -165,10 +165,6 @@ class PeersNoun(Noun):
             told = {"reason": "rewound"}
             yield from record_status(runtime, place, "waiting", "active", row, change, **told)
 
-    def removing(self, runtime: Runtime, sessions: Sequence[SessionRef]) -> Op[None]:
-        """Answer the calls that sessions serve as cancelled."""
-        yield from _answer_cancelled(runtime, sessions)
-
     def remove(self, runtime: Runtime, sessions: Sequence[SessionRef], limit: int) -> Op[int]:
         """Remove the calls, pauses and artifacts of sessions."""
         ids = given(each.id for each in sessions)

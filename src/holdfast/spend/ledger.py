@@ -133,6 +133,7 @@ READ_COSTS = f"""
 SELECT scope, sum(nano_usd) AS nano_usd FROM hf_spend_totals
 WHERE scope IN {given_keys("scopes")} GROUP BY scope
 """  # noqa: S608
+IS_THERE = f"SELECT s.number FROM {ONE_SESSION}"  # noqa: S608
 SESSION_DRIVER = f"""
 SELECT s.holder FROM {ONE_SESSION} AND s.holder IS NOT NULL AND s.lease_expires_at > :now
 """  # noqa: S608
@@ -255,11 +256,16 @@ class SpendOps(SessionHandle[C]):
                 raise InvalidArgument(f"details must be a dict, not {type(details).__name__}")
             redacted = self.runtime.redactor.redact(dict(details))
             packed = self.runtime.codec.pack(redacted, context=context(spend_id), name="details")
+        looks = [Query(READ_SPEND, {"id": spend_id}), Query(IS_THERE, {"number": self.number})]
         if state == "open":
             yield from self._lock()
+            found = yield from batch(*looks)
         else:
-            yield Lock(self.root_id)
-        before = (yield from one(READ_SPEND, id=spend_id)) if id is not None else None
+            _, *found = yield from batch(Lock(self.root_id), *looks)
+        before = found[0][0] if found[0] else None
+        if not found[1]:
+            # The session was deleted meanwhile. The money was spent; nothing else is kept.
+            packed = None
         if before is not None and (
             before["session_number"] != self.number or before["state"] not in {"open", "uncertain"}
         ):
