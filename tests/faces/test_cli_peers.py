@@ -12,6 +12,11 @@ from tests.faces.test_cli_sessions import Run, data, lines, quick
 __all__ = ["quick"]
 
 
+@holdfast.tool(effect="write")
+def send(to: str) -> str:
+    return f"sent to {to}"
+
+
 def asked(place: dict[str, Any]) -> tuple[str, str]:
     """A session that waits for two peers; returns the ids of its calls."""
     with holdfast.open(**place) as store:
@@ -99,6 +104,8 @@ def test_approvals_are_listed_shown_and_decided_with_who_and_why(
         0,
         "It was already approved by ann; nothing was changed.\n",
     )
+    other = quick("approvals", "reject", "1", "--by=bob")
+    assert (other.returncode, "was approved by ann" in other.stderr) == (4, True)
     decision = data(quick("approvals", "reject", "2", "--by=ann", "--json"))["decision"]
     assert (decision["is_approved"], decision["by"]) == (False, "ann")
     assert quick("approvals", "approve", "2", "--by=bob").returncode == 4
@@ -110,3 +117,31 @@ def test_approvals_are_listed_shown_and_decided_with_who_and_why(
     with holdfast.open(**place) as store:
         waiting = store.work.list(queue="agent:planner", status="pending")
         assert sorted(item.waits_for or "ready" for item in waiting) == ["ready", "ready", "time"]
+
+
+def test_listings_are_narrowed_to_the_tree_of_any_of_its_sessions(
+    place: dict[str, Any], quick: Run
+) -> None:
+    with holdfast.open(**place) as store:
+        for name in ("one", "two"):
+            store.session(f"{name}-root", agent="desk").ask("weather", name)
+            child = store.session(f"{name}-child", agent="desk", parent=f"{name}-root")
+            child.wait_for_approval({"pay": name})
+            child.spend("big", usd="1")
+            store.work.submit("mail", name, session=child)
+            store.session(f"{name}-root").call(send, to=name)
+    for root in ("two-root", "two-chil"):
+        (call,) = data(quick("peers", "list", "--root", root, "--json"))["calls"]
+        assert call["session_id"] == "two-root"
+        for listing in ("approvals list", "peers pauses"):
+            found = data(quick(*listing.split(), "--root", root, "--json"))
+            (pause,) = found.get("approvals") or found["pauses"]
+            assert pause["session_id"] == "two-child"
+        items = data(quick("work", "list", "--type=mail", "--root", root, "--json"))["items"]
+        assert [each["input"] for each in items] == ["two"]
+        (effect,) = data(quick("effects", "list", "--root", root, "--json"))["effects"]
+        assert effect["session_id"] == "two-root"
+        sums = data(quick("spend", "sums", "--by=session", "--root", root, "--json"))["sums"]
+        assert [each["name"] for each in sums] == ["two-child"]
+    for listing in ("peers list", "peers pauses", "approvals list", "work list", "effects list"):
+        assert quick(*listing.split(), "--root=nobody").returncode == 3

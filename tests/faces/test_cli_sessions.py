@@ -491,7 +491,8 @@ def test_a_legacy_database_is_adopted_into_a_new_store(
     assert refused.returncode == 2
     assert json.loads(refused.stderr)["session_id"] == "s1"
     foreign = quick("import", file, at=new)
-    assert foreign.stderr == f"Error: {file} is not a Holdfast export\n"
+    assert f"{file} is an SQLite database, not a Holdfast export" in foreign.stderr
+    assert "`holdfast import --legacy FILE" in foreign.stderr
     with holdfast.open(**new) as store:
         assert [info.id for info in store.sessions()] == ["s1"]
 

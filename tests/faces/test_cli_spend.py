@@ -49,6 +49,35 @@ def test_spend_is_summed_by_session_model_and_day(place: dict[str, Any], quick: 
     assert (day["attempts"], len(day["name"])) == (2, 10)
 
 
+def test_spend_is_found_by_the_beginning_of_an_id_and_after_its_session_was_deleted(
+    place: dict[str, Any], quick: Run
+) -> None:
+    spent(place)
+    for command, member in (("list", "spend"), ("sums", "sums")):
+        found = data(quick("spend", command, "--session", "session-t", "--json"))[member]
+        assert [each["usd"] for each in found] == ["0.000000001"]
+    with holdfast.open(**place) as store:
+        store.session("session-two").delete()
+    for option in ("--session", "--root"):
+        (gone,) = data(quick("spend", "sums", option, "session-two", "--json"))["sums"]
+        assert gone["name"] == "small"
+
+
+def test_a_page_of_sums_says_where_the_next_begins(place: dict[str, Any], quick: Run) -> None:
+    with holdfast.open(**place) as store:
+        for name in ("a session", "another"):
+            store.session(name).spend("big", usd="1")
+    page = quick("spend", "sums", "--by=session", "--limit=1")
+    assert "There may be more: --after 'a session'" in page.stdout
+    first = data(quick("spend", "sums", "--by=session", "--limit=1", "--json"))
+    assert ([each["name"] for each in first["sums"]], first["next_after"]) == (
+        ["a session"],
+        "a session",
+    )
+    rest = data(quick("spend", "sums", "--by=session", "--after", "a session", "--json"))
+    assert ([each["name"] for each in rest["sums"]], rest["next_after"]) == (["another"], None)
+
+
 def test_an_uncertain_attempt_is_corrected_once(place: dict[str, Any], quick: Run) -> None:
     spent(place)
     said = lines(quick("spend", "correct", "2", "--usd", "0.01", "--by", "jo", "--note", "invoice"))

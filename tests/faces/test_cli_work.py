@@ -290,7 +290,24 @@ def test_top_shows_the_queue_once_or_as_json(store: holdfast.Store, quick: Run) 
     assert "completed" in counted
     assert "1 running" in picture
     assert "worker-1" in picture
+    assert "oldest heartbeat" in picture
     assert quick("work", "top", "--every=0").returncode == 2
+
+
+def test_top_tells_no_age_of_heartbeats_where_there_are_none(quick: Run) -> None:
+    first, *rest = text(quick("work", "top", "--once")).splitlines()
+    assert first.strip().endswith("0 running, 0 stale, 0 expired, 0 asked to stop")
+    assert [line for line in rest if line] == ["Nothing is waiting or running."]
+
+
+def test_a_session_is_named_by_the_beginning_of_its_id(store: holdfast.Store, quick: Run) -> None:
+    store.session("a-long-name")
+    made = data(quick("work", "submit", "mail", "--session=a-long-n", "--json"))
+    assert made["session_id"] == "a-long-name"
+    found = data(quick("work", "list", "--session=a-long-n", "--json"))["items"]
+    assert [each["id"] for each in found] == [made["id"]]
+    missing = quick("work", "list", "--session=nobody")
+    assert (missing.returncode, missing.stderr) == (3, "Error: there is no session 'nobody'\n")
 
 
 def test_top_is_live_in_a_terminal(place: dict[str, str], store: holdfast.Store) -> None:

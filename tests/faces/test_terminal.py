@@ -109,6 +109,22 @@ def test_a_listing_keeps_what_identifies_a_row(filled: dict[str, Any], look: Loo
             assert re.fullmatch(pattern, cell), (command, cell)
 
 
+def test_what_waits_for_a_person_names_its_session(filled: dict[str, Any], look: Look) -> None:
+    with holdfast.open(**filled) as store:
+        ticket = store.session("ticket-42", agent="desk")
+        ticket.wait_for_approval({"tool": "refund", "arguments": {"reason": "x" * 200}})
+    heading, row = look("approvals", "list")[:2]
+    assert columns(heading) == ["number", "session", "asked", "question"]
+    assert (columns(row)[1], len(row) <= 80) == ("ticket-42", True)
+
+
+def test_what_is_shown_is_not_cut(filled: dict[str, Any], look: Look) -> None:
+    with holdfast.open(**filled) as store:
+        (session,) = store.sessions()
+    shown = "".join(look("checkpoints", "show", session.id, "2")).replace(" ", "")
+    assert f'"output":"{"x" * 100}"' in shown
+
+
 def test_long_names_leave_room_for_errors_and_numbers(filled: dict[str, Any], look: Look) -> None:
     name = "charge_the_credit_card_of_the_customer_once_more"
     fail = holdfast.tool(effect="mutate", name=name)(charge.function)

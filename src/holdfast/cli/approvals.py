@@ -9,7 +9,19 @@ from ..errors import InvalidArgument
 from ..peers import Pause
 from ..store import Store
 from . import output
-from .command import OFFERED_MAX, After, Answer, Commands, Limit, flag, numbered, option, page
+from .command import (
+    OFFERED_MAX,
+    After,
+    Answer,
+    Commands,
+    Limit,
+    OfTree,
+    flag,
+    numbered,
+    option,
+    page,
+    root_of,
+)
 
 app = Commands("Show what is waiting for a person's decision, and decide it.")
 
@@ -31,12 +43,13 @@ Note = Annotated[str | None, option("TEXT", "Why (recorded).")]
 def list_approvals(
     store: Store,
     decided: Annotated[bool, flag("--all", "Include those that were decided.")] = False,
+    root: OfTree = None,
     after: After = 0,
     limit: Limit = 100,
 ) -> Answer:
     """List what waits for a decision, oldest first."""
-    state = None if decided else "waiting"
-    found = store.pauses(reason="approval", state=state, after=after, limit=limit)  # type: ignore[arg-type]
+    wanted: dict[str, Any] = {"state": None if decided else "waiting", "root": root_of(store, root)}
+    found = store.pauses(reason="approval", **wanted, after=after, limit=limit)
     columns: output.Columns = {
         "number": "number",
         "id": "id",
@@ -46,9 +59,12 @@ def list_approvals(
         "asked": "created_at",
         "question": "question",
     }
-    dropped = ("id", "agent", "session")
-    empty = "Nothing waits for a decision."
-    return page("approvals", found, _data, columns, limit=limit, drop=dropped, empty=empty)
+    # In a list of what waits, the decision says nothing.
+    dropped = ("id", "agent") if decided else ("id", "decision", "agent")
+    return page(
+        "approvals", found, _data, columns, limit=limit,
+        drop=dropped, shorten="session", empty="Nothing waits for a decision.",
+    )  # fmt: skip
 
 
 @app.command(mode="read")

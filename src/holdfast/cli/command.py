@@ -148,6 +148,9 @@ SessionId = Annotated[
 OfSession = Annotated[
     str | None, option("SESSION", "Only those of this session.", offers=session_ids)
 ]
+OfTree = Annotated[
+    str | None, option("SESSION", "Only those of this session's tree.", offers=session_ids)
+]
 Version = Annotated[int, argument("VERSION", "The number of a checkpoint.")]
 After = Annotated[int, option("NUMBER", "Continue after this number.")]
 Limit = Annotated[int, option("N", "Show at most this many.")]
@@ -174,6 +177,16 @@ class Answer:
     exit_code: int = 0
 
 
+def id_of(store: store.Store, session: str | None) -> str | None:
+    """Return the id of the session that an option names, if it is given."""
+    return None if session is None else store.find_session(session).id
+
+
+def root_of(store: store.Store, session: str | None) -> str | None:
+    """Return the id of the root of the session that an option names, if it is given."""
+    return None if session is None else store.find_session(session).root_id
+
+
 def page(
     name: str,
     found: Sequence[Any],
@@ -191,7 +204,7 @@ def page(
     def shown() -> Iterator[str | RenderableType]:
         yield table(found, columns, **options)
         if last is not None:
-            yield f"\nThere may be more: --{more} {last}"
+            yield f"\nThere may be more: --{more} {shlex.quote(str(last))}"
 
     return Answer({name: list(map(to_data, found)), f"next_{more}": last}, shown)
 

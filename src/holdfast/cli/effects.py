@@ -18,12 +18,15 @@ from .command import (
     Commands,
     Limit,
     OfSession,
+    OfTree,
     Tools,
     flag,
+    id_of,
     named_tools,
     numbered,
     option,
     read_json,
+    root_of,
 )
 
 IN_DOUBT_MAX = 1_000
@@ -63,6 +66,7 @@ EffectId = Annotated[
 def list_effects(
     store: Store,
     session: OfSession = None,
+    root: OfTree = None,
     tool: Annotated[str | None, option("NAME", "Only those of this tool.")] = None,
     status: Annotated[
         str | None,
@@ -72,9 +76,12 @@ def list_effects(
     limit: Limit = 100,
 ) -> Answer:
     """List effects: those in doubt first, then all in the order of issue."""
-    session_id = None if session is None else store.find_session(session).id
     wanted = cast("EffectStatus | None", status)
-    chosen: dict[str, Any] = {"session": session_id, "tool": tool}
+    chosen: dict[str, Any] = {
+        "session": id_of(store, session),
+        "root": root_of(store, root),
+        "tool": tool,
+    }
     found = store.effects(**chosen, status=wanted, after=after, limit=limit)
     doubtful = [] if after else _doubtful(store, chosen, wanted)
     next_after = found[-1].number if len(found) == limit else None

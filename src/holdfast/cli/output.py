@@ -228,7 +228,8 @@ def fields(values: Mapping[str, object]) -> RenderableType:
 
     made = Table.grid(Column(style="bold"), Column(overflow="fold"), padding=(0, 2))
     for name, value in values.items():
-        made.add_row(name.replace("_", " "), Text(text_of(value)))
+        told = text_of(value) if value is None or isinstance(value, str) else to_json(value)
+        made.add_row(name.replace("_", " "), Text(printable(told)))
     return made
 
 

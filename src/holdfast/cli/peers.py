@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 from ..errors import InvalidArgument
 from ..peers import Answer as PeerAnswer
 from ..peers import Pause, PeerCall
-from ..peers.records import ASK_STATES, PAUSE_REASONS, PAUSE_STATES, AskState
+from ..peers.records import ASK_STATES, PAUSE_REASONS, PAUSE_STATES
 from ..store import Store
 from . import output
 from .command import (
@@ -17,10 +17,12 @@ from .command import (
     Answer,
     Commands,
     Limit,
+    OfTree,
     numbered,
     option,
     page,
     read_json,
+    root_of,
 )
 
 RECEIPTS = {
@@ -55,6 +57,7 @@ Ask = Annotated[
 def list_calls(
     store: Store,
     agent: Annotated[str | None, option("NAME", "Only calls to this agent.")] = None,
+    root: OfTree = None,
     state: Annotated[
         str | None,
         option("STATE", "open, ok, error, timeout or cancelled.", offers=ASK_STATES),
@@ -63,8 +66,8 @@ def list_calls(
     limit: Limit = 100,
 ) -> Answer:
     """List calls in the order in which they were made."""
-    wanted = cast("AskState | None", state)
-    found = store.asks(agent=agent, state=wanted, after=after, limit=limit)
+    chosen: dict[str, Any] = {"agent": agent, "state": state, "root": root_of(store, root)}
+    found = store.asks(**chosen, after=after, limit=limit)
     columns: output.Columns = {
         "number": "number",
         "id": "id",
@@ -90,11 +93,13 @@ def pauses(
         str | None, option("REASON", "peers, approval or time.", offers=PAUSE_REASONS)
     ] = None,
     agent: Annotated[str | None, option("NAME", "Only sessions of this agent.")] = None,
+    root: OfTree = None,
     after: After = 0,
     limit: Limit = 100,
 ) -> Answer:
     """List what sessions wait for, those that wait longest first."""
     wanted: Any = {"state": None if state == "any" else state, "reason": reason, "agent": agent}
+    wanted["root"] = root_of(store, root)
     found = store.pauses(**wanted, after=after, limit=limit)
     columns: output.Columns = {
         "number": "number",

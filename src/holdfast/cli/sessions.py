@@ -12,13 +12,14 @@ from .command import (
     Answer,
     Commands,
     Limit,
+    OfTree,
     SessionId,
     Yes,
     confirm,
     flag,
     option,
     page,
-    session_ids,
+    root_of,
 )
 from .spend import cost
 
@@ -43,16 +44,13 @@ def list_sessions(
         str | None, option("STATUS", "Only those of this status.", offers=STATUSES)
     ] = None,
     agent: Annotated[str | None, option("NAME", "Only those of this agent.")] = None,
-    root: Annotated[
-        str | None, option("SESSION", "Only those of this tree.", offers=session_ids)
-    ] = None,
+    root: OfTree = None,
     after: After = 0,
     limit: Limit = 100,
 ) -> Answer:
     """List sessions in the order of their creation, without reading their channels."""
-    root_id = None if root is None else store.find_session(root).root_id
-    wanted = cast("Status | None", status)
-    found = store.sessions(status=wanted, agent=agent, root=root_id, after=after, limit=limit)
+    chosen: dict[str, Any] = {"status": status, "agent": agent, "root": root_of(store, root)}
+    found = store.sessions(**chosen, after=after, limit=limit)
     columns = {
         "number": "number",
         "id": "id",

@@ -5,11 +5,23 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import Annotated, Any, cast
 
-from ..errors import NotFound
+from ..errors import NotFound, SessionNotFound
 from ..spend import SPEND_STATES, Spend, SpendGroup, SpendState, Spent
 from ..store import Store
 from . import output
-from .command import After, Answer, Commands, Limit, OfSession, argument, option, page
+from .command import (
+    After,
+    Answer,
+    Commands,
+    Limit,
+    OfSession,
+    OfTree,
+    argument,
+    id_of,
+    option,
+    page,
+    root_of,
+)
 
 app = Commands("Show what model calls cost, and correct what is uncertain.")
 
@@ -26,7 +38,7 @@ def list_spend(
 ) -> Answer:
     """List model calls, oldest first. An uncertain one is counted at its estimate."""
     wanted = cast("SpendState | None", state)
-    found = store.spends(session=session, state=wanted, after=after, limit=limit)
+    found = store.spends(session=_spender(store, session), state=wanted, after=after, limit=limit)
     columns: output.Columns = {
         "number": "number",
         "session": "session_id",
@@ -46,9 +58,20 @@ def sums(
     store: Store,
     by: Annotated[str, option("WHAT", "session, model or day (UTC).")] = "model",
     session: OfSession = None,
+    root: OfTree = None,
+    after: Annotated[
+        str | None, option("NAME", "Continue after this session, model or day.")
+    ] = None,
+    limit: Limit = 1000,
 ) -> Answer:
     """Sum up what was spent, by session, model or day."""
-    found = store.spending(cast("Any", by), session=session)
+    found = store.spending(
+        cast("Any", by),
+        session=_spender(store, session),
+        root=_spender(store, root, of_tree=True),
+        after=after,
+        limit=limit,
+    )
     columns: output.Columns = {
         by: "name",
         "calls": "attempts",
@@ -59,10 +82,19 @@ def sums(
         "unpriced": "unpriced",
     }
     dropped = ("unpriced", "tokens in", "tokens out")
-    return Answer(
-        {"by": by, "sums": list(map(_data, found))},
-        lambda: [output.table(found, columns, drop=dropped, empty="Nothing was spent.")],
-    )
+    sums = page(
+        "sums", found, _data, columns, limit=limit,
+        position="name", drop=dropped, empty="Nothing was spent.",
+    )  # fmt: skip
+    return Answer({"by": by, **cast("dict[str, Any]", sums.data)}, sums.shown)
+
+
+def _spender(store: Store, session: str | None, *, of_tree: bool = False) -> str | None:
+    """Return the id of a session, or of its root; spend outlives its session."""
+    try:
+        return root_of(store, session) if of_tree else id_of(store, session)
+    except SessionNotFound:
+        return session
 
 
 @app.command(mode="write")

@@ -18,14 +18,17 @@ from .command import (
     Commands,
     Limit,
     OfSession,
+    OfTree,
     Yes,
     argument,
     confirm,
     flag,
+    id_of,
     numbered,
     option,
     page,
     read_json,
+    root_of,
 )
 
 REDRIVEN_PER_PAGE = 100
@@ -64,6 +67,7 @@ def list_items(
     type_: Annotated[str | None, option("TYPE", "Only those of this type.", "--type")] = None,
     queue: Annotated[str | None, option("QUEUE", "Only those of this queue.")] = None,
     session: OfSession = None,
+    root: OfTree = None,
     holder: Annotated[str | None, option("NAME", "Only those that this worker runs.")] = None,
     dead: Annotated[bool, flag("--dead", "Only failed items that have not been redriven.")] = False,
     before: Annotated[int | None, option("NUMBER", "Continue below this number.")] = None,
@@ -74,7 +78,8 @@ def list_items(
         "status": cast("list[WorkStatus] | None", status or None),
         "type": type_,
         "queue": queue,
-        "session": session,
+        "session": id_of(store, session),
+        "root": root_of(store, root),
         "holder": holder,
     }
     if dead and any(each is not None for each in wanted.values()):
@@ -151,7 +156,7 @@ def submit(
     made = store.work.submit(
         type_,
         read_json(input_, "INPUT"),
-        session=session,
+        session=id_of(store, session),
         queue=queue,
         priority=priority,
         max_retries=max_retries,

@@ -99,16 +99,12 @@ def _picture(seen: dict[str, Any]) -> Group:
     more = "+" if leases["is_more"] else ""
     line = (
         f"{seen['at']}   {leases['active']:,}{more} running, {leases['stale']:,} stale, "
-        f"{leases['expired']:,} expired, {leases['cancelling']:,} asked to stop, "
-        f"oldest heartbeat {leases['longest_heartbeat_seconds']:.1f} s ago"
+        f"{leases['expired']:,} expired, {leases['cancelling']:,} asked to stop"
     )
-    return Group(
-        Text(line, style="bold"),
-        Text(),
-        _counts(seen),
-        Text(),
-        running if seen["running"] else Text(),
-    )
+    if seen["running"]:
+        line += f", oldest heartbeat {leases['longest_heartbeat_seconds']:.1f} s ago"
+    parts = [Text(line, style="bold"), Text(), _counts(seen)]
+    return Group(*parts, *([Text(), running] if seen["running"] else []))
 
 
 def _counts(seen: dict[str, Any]) -> RenderableType:

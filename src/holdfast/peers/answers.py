@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from ..access import record
 from ..arguments import require_one_of, require_text, require_text_or_none
@@ -390,25 +390,27 @@ def decide(
     session = yield from rows(LOCK_SESSION, number=pause["session_number"])
     status = session[0]["status"] if session else None
     if (yield from make_ready(runtime, pause, status, decision)) is None:
-        if _is_decided(runtime, pause, is_approved):
+        made = _decision(runtime, pause)
+        if made is not None and bool(made["is_approved"]) is is_approved:
             return
-        raise Conflict(
-            f"pause {pause_id} is {pause['state']}; it no longer waits for a decision",
-            id=pause_id,
-            state=pause["state"],
-        )
+        told = f"is {pause['state']}; it no longer waits for a decision"
+        if made is not None:
+            told = f"was {_word(made['is_approved'])} by {made['by']}; a decision is not changed"
+        raise Conflict(f"pause {pause_id} {told}", id=pause_id, state=pause["state"])
     here = SessionRef(pause["session_id"], pause["session_number"], pause["root_id"])
     told = {"pause": pause_id, "decision": "approve" if is_approved else "reject"}
     evidence = {**told, "by": by, "note": note}
     yield from write(runtime, _place(here, session[0]), "approval_point", {}, evidence)
-    yield from record(
-        runtime.actor, "approved" if is_approved else "rejected", pause_id, f"by {by}"
-    )
+    yield from record(runtime.actor, _word(is_approved), pause_id, f"by {by}")
 
 
-def _is_decided(runtime: Runtime, pause: Row, is_approved: bool) -> bool:
+def _decision(runtime: Runtime, pause: Row) -> dict[str, Any] | None:
     if pause["decision"] is None:
-        return False
+        return None
     context = pause_context(pause["id"], "decision")
-    stored = runtime.codec.unpack(pause["decision"], context=context)
-    return bool(stored["is_approved"]) is is_approved
+    stored: dict[str, Any] = runtime.codec.unpack(pause["decision"], context=context)
+    return stored
+
+
+def _word(is_approved: bool) -> Literal["approved", "rejected"]:
+    return "approved" if is_approved else "rejected"

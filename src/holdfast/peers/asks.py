@@ -504,5 +504,5 @@ def read_ask(id: str, *, locks: bool = False) -> Op[Row]:
         yield Lock(row["root_id"])
         row = yield from one(READ_ASK, id=id)
     if row is None:
-        raise AskNotFound(f"there is no ask {id!r}", id=id)
+        raise AskNotFound(f"there is no peer call {id!r}", id=id)
     return row

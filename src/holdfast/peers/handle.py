@@ -389,7 +389,7 @@ class StorePeers(Handle[C]):
         """
         row = yield from find_row("ask", SELECT_ASKS, require_text("ask_id", ask_id))
         if row is None:
-            raise AskNotFound(f"there is no ask {ask_id!r}", id=ask_id)
+            raise AskNotFound(f"there is no peer call {ask_id!r}", id=ask_id)
         return (yield from self._call(row))
 
     def _call(self, row: Row) -> Op[PeerCall]:

@@ -36,6 +36,7 @@ from ..kernel.portable import Count, Record, Seen
 
 VERSION = 1
 HEADER_BYTES_MAX = 4_096
+SQLITE_MAGIC = b"SQLite format 3\0"
 LENGTH_BYTES = 4
 # The largest record has so many values of the store, and what names them.
 VALUES_MAX = 5
@@ -343,6 +344,11 @@ class ExportFile:
 
     def _header(self, line: bytes) -> dict[str, str]:
         foreign = InvalidArgument(f"{self._path} is not a Holdfast export")
+        if line.startswith(SQLITE_MAGIC):
+            raise InvalidArgument(
+                f"{self._path} is an SQLite database, not a Holdfast export. From a store, such as "
+                "a backup, export first; `holdfast import --legacy FILE` reads older formats"
+            )
         try:
             header = from_json(line.removesuffix(b"\n"))
         except (HoldfastError, UnicodeDecodeError):

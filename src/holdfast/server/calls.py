@@ -461,7 +461,7 @@ class ServedCall:
         """Report a peer call outside the token's tree as not found."""
         row = yield from one(READ_ASK, id=id)
         if row is not None and row["root_id"] != self._asked.token.root_id:
-            raise AskNotFound(f"there is no ask {id!r}", id=id)
+            raise AskNotFound(f"there is no peer call {id!r}", id=id)
 
     def _item(self, item: Item[Any]) -> Op[None]:
         row = yield from one(READ_ITEM, id=item.id)

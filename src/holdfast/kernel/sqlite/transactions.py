@@ -158,9 +158,10 @@ class Files:
         ]
         self.is_moved |= bool(changed)
         if self.is_moved:
+            were, them = ("were", "them") if len(changed) > 1 else ("was", "it")
             raise StoreMoved(
-                f"{' and '.join(changed) or self._path} was deleted, renamed or replaced while the "
-                "store was open; nothing was written; put it back and open the store again"
+                f"{' and '.join(changed) or self._path} {were} deleted, renamed or replaced while "
+                f"the store was open; nothing was written; put {them} back and open the store again"
             )
         age_ms = 0 if directory is None else wall_ms() - directory[-1] // 1_000_000
         self._settled = directory if abs(age_ms) > SETTLED_MS else None
