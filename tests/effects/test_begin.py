@@ -100,6 +100,21 @@ async def test_who_steps_in_makes_an_outcome_from_elsewhere_too_late(subject: Su
 
 
 @both_colours
+async def test_what_a_fenced_owner_asked_for_is_recorded_from_elsewhere(subject: Subject) -> None:
+    world, store = World(), await subject.open()
+    session = await done(store.session("s"))
+    driven = await done(session.drive("boot-1", instance="a"))
+    begun = await done(driven.begin(world.tool(), {"to": "ann"}, "c1"))
+    assert (await done(store.recover("boot-2", instance="a"))).fenced == 2
+    taken = await done(session.begun("c1"))
+    await done(taken.complete("sent"))
+    assert (await done(session.call(world.tool(), to="ann", call_id="c1"))).value == "sent"
+    await raises(LeaseLost, lambda: begun.complete("late"))
+    await done(driven.close())
+    assert world.done == []
+
+
+@both_colours
 async def test_a_caller_brings_an_idempotency_key_of_its_own(subject: Subject) -> None:
     clock = VirtualClock()
     store = await subject.open(clock=clock)

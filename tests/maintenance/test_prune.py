@@ -69,13 +69,17 @@ def test_all_but_the_newest_go_and_the_rest_load_as_before(place: Any) -> None:
 
 
 def test_one_session_is_pruned_alone(place: Any) -> None:
-    with open_at(place) as store:
+    clock = holdfast.VirtualClock()
+    with open_at(place, clock=clock) as store:
         one, other = store.session("one"), store.session("other")
         talk(one, 5)
         talk(other, 5)
         item = store.work.submit("t", None)
         store.work.claim("w")[0].complete(None)
+        store.once("key", lambda: 1)
+        clock.advance(30 * 86_400)
         assert store.prune(session=one, keep=2, work_days=0) == Pruned(sessions=1, checkpoints=3)
+        assert len(store.effects()) == 1
         assert (versions(one), versions(other)) == ([4, 5], [1, 2, 3, 4, 5])
         assert store.work.get(item.id).status == "completed"
         assert store.prune(session="one", keep=2) == Pruned()
