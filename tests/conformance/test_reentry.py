@@ -187,6 +187,8 @@ def struck_at_each_line(
 ) -> int:
     """Call a handler before each line of some files or functions, on the thread that runs it."""
 
+    left = 0
+
     def trace(frame: FrameType, event: str, _: object) -> Any:
         nonlocal left
         if not {Path(frame.f_code.co_filename).name, frame.f_code.co_name}.intersection(places):
@@ -219,7 +221,7 @@ def test_a_signal_handler_waits_for_no_lock_of_its_own_thread(
     monkeypatch.setattr("holdfast.feed.follow.READ_SECONDS_MAX", 0.01)
 
     def follow() -> None:
-        events = store.follow("fed", after=0, poll_seconds=0.01)
+        events: Any = store.follow("fed", after=0, poll_seconds=0.01)
         assert [next(events).position, next(events).position] == [1, 2]
         events.close()
 

@@ -126,7 +126,7 @@ def test_it_ends_with_its_input_and_prints_nothing(tmp_path: Path, url: str) -> 
 
 @pytest.mark.parametrize("option", ["--session", "AGENT_SESSION_ID"])
 def test_a_mistyped_url_is_no_new_store(
-    new_place: dict[str, str],
+    new_place: dict[str, Any],
     option: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

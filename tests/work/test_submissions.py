@@ -227,6 +227,8 @@ async def test_a_worker_logs_one_line_per_failed_attempt_without_secrets(
     handler = _Lines(lines)
     log = logging.getLogger("holdfast.worker")
     log.addHandler(handler)
+    before = log.level
+    log.setLevel(logging.DEBUG)
 
     def fail(item: Any) -> None:
         if item.input == "for good":
@@ -238,8 +240,11 @@ async def test_a_worker_logs_one_line_per_failed_attempt_without_secrets(
         good = await done(store.work.submit("t", "for good"))
         await work(store, {"t": fail})
     finally:
+        log.setLevel(before)
         log.removeHandler(handler)
-    told = {id: [line for line in lines if id in line.getMessage()] for id in (again.id, good.id)}
+    assert any("Traceback" in line.getMessage() for line in lines)
+    said = [line for line in lines if line.levelno >= logging.INFO]
+    told = {id: [line for line in said if id in line.getMessage()] for id in (again.id, good.id)}
     [first] = told[again.id]
     at = (await done(store.work.get(again.id))).available_at
     moment = datetime.fromtimestamp(at / 1000, UTC).isoformat(timespec="milliseconds")
