@@ -393,10 +393,10 @@ def decide(
         made = _decision(runtime, pause)
         if made is not None and bool(made["is_approved"]) is is_approved:
             return
-        told = f"is {pause['state']}; it no longer waits for a decision"
+        why = f"is {pause['state']}; it no longer waits for a decision"
         if made is not None:
-            told = f"was {_word(made['is_approved'])} by {made['by']}; a decision is not changed"
-        raise Conflict(f"pause {pause_id} {told}", id=pause_id, state=pause["state"])
+            why = f"was {_word(made['is_approved'])} by {made['by']}; a decision is not changed"
+        raise Conflict(f"pause {pause_id} {why}", id=pause_id, state=pause["state"])
     here = SessionRef(pause["session_id"], pause["session_number"], pause["root_id"])
     told = {"pause": pause_id, "decision": "approve" if is_approved else "reject"}
     evidence = {**told, "by": by, "note": note}
