@@ -7,9 +7,10 @@ import contextlib
 import socket
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import psycopg
 import pytest
@@ -308,3 +309,34 @@ def test_a_read_only_server_serves_async_reads(direct: Place) -> None:
             assert await Counter(store).value() == 0
 
     asyncio.run(run())
+
+
+@pytest.fixture
+def role(postgres_dsn: str) -> Iterator[str]:
+    """A role whose new connections are read-only, until that is reset."""
+    name = f"r_{uuid.uuid4().hex[:20]}"
+    with psycopg.connect(postgres_dsn, autocommit=True) as connection:
+        connection.execute(f"CREATE ROLE {name} LOGIN SUPERUSER")
+        connection.execute(f"ALTER ROLE {name} SET default_transaction_read_only = on")
+        yield name
+        connection.execute(f"DROP OWNED BY {name}")
+        connection.execute(f"DROP ROLE {name}")
+
+
+def test_the_first_write_after_a_server_was_read_only_succeeds(
+    direct: Place, role: str, postgres_dsn: str
+) -> None:
+    with holdfast.open(**direct) as store:
+        Counter(store).add(1, note="first")
+    parts = urlsplit(direct["url"])
+    host = parts.netloc.rpartition("@")[2]
+    url = parts._replace(netloc=f"{role}@{host}").geturl()
+    with holdfast.open(**{**direct, "url": url}) as store:
+        for write in (Counter(store).add, Counter(store).add_at_once):
+            with pytest.raises(holdfast.StoreUnavailable, match="PostgreSQL is read-only"):
+                write(1, note="refused")
+        with psycopg.connect(postgres_dsn, autocommit=True) as connection:
+            connection.execute(f"ALTER ROLE {role} RESET default_transaction_read_only")
+        # As after a failover: the connections that are open still are read-only.
+        Counter(store).add(1, note="second")
+        assert found_in(store) == ["first", "second"]
