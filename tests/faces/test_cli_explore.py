@@ -116,6 +116,49 @@ def test_clean_needs_no_store_after_an_exploration_without_one(
     assert not Path("holdfast.db").exists()
 
 
+TERMINATED = """
+import os
+import signal
+from pathlib import Path
+
+from holdfast.worlds import FileSystem, World, action
+
+FILE = Path("files/number")
+
+
+def make_world():
+    return World({"files": FileSystem("files")})
+
+
+@action
+def add(world):
+    number = int(FILE.read_text()) + 1
+    FILE.write_text(str(number))
+    if number == 3:
+        os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+def test_sigterm_ends_it_and_restores_the_systems(tmp_path: Path) -> None:
+    (tmp_path / "terminated.py").write_text(TERMINATED)
+    number, left = tmp_path / "files" / "number", tmp_path / "left"
+    number.parent.mkdir()
+    number.write_text("0")
+    left.mkdir()
+    ended = subprocess.run(
+        [sys.executable, "-m", "holdfast", "explore", "terminated:make_world"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "TMPDIR": str(left)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "interrupted" in ended.stdout
+    assert number.read_text() == "0"
+    assert list(left.iterdir()) == []
+
+
 def test_without_a_violation_it_ends_well(shop: str, run: Run) -> None:
     file = Path(f"{shop}.py")
     file.write_text(file.read_text().replace("FIXED = False", "FIXED = True"))

@@ -5,11 +5,15 @@ from __future__ import annotations
 import functools
 import pkgutil
 import re
+import signal
 import sys
+import threading
 import traceback
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from .. import store
@@ -117,8 +121,10 @@ def explore(
         return _clean(_reported(make_world, world), name, url, namespace, is_stored=is_stored)
     if join:
         given = (_reported(make_world, world), actions, invariants)
-        return _join(given, name, commit_every, url, namespace)
+        with _ended_by_sigterm():
+            return _join(given, name, commit_every, url, namespace)
     with ExitStack() as closing:
+        closing.enter_context(_ended_by_sigterm())
         kept: dict[str, Any] = {}
         if is_stored:
             place = store.open(url, namespace=namespace, migrate=not resume)
@@ -143,6 +149,26 @@ def explore(
             **kept,
         )
     return _answer(result, files, make_world, tests)
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM, with which jobs are stopped, do what Ctrl-C does: systems are restored."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+
+
+def _interrupt(_: int, frame: FrameType | None) -> None:
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler):
+        handler = signal.default_int_handler
+    handler(signal.SIGINT, frame)
 
 
 def _files(report: Sequence[str]) -> list[Path]:
