@@ -12,6 +12,7 @@ from pathlib import Path
 from ..dataclass import dataclass
 from ..errors import NotFound, SchemaMismatch, StoreError
 from .append_only import with_triggers
+from .checks import with_check_trigger
 from .nouns import Noun
 from .operation import Op, Query, Row, batch, one, operation, query, rows, unmarked
 
@@ -58,7 +59,10 @@ class Migration:
         sections = zip(parts[::2], parts[1::2], strict=True)
         wanted = [body for section, body in sections if section in {"both", dialect}]
         found = [part for body in wanted for part in _STATEMENT_END.split(body)]
-        return [statement for statement in found if statement.strip()]
+        statements = [statement for statement in found if statement.strip()]
+        if dialect == "sqlite":
+            return statements
+        return [part for each in statements for part in with_check_trigger(each)]
 
 
 def migrations(nouns: Sequence[Noun]) -> list[Migration]:
