@@ -10,7 +10,7 @@ answers them inside one transaction. The colour of its handle decides what a cal
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from types import MethodType
 from typing import (
@@ -278,8 +278,9 @@ class FreshId(msgspec.Struct):
     """Asks for a new sortable id; a re-run of the same call receives the same one."""
 
 
-# The commands that are one statement; a union would be made anew for every test.
+# The commands that are one statement, and all that ask; a union would be made anew for every test.
 SINGLE: Final = (Query, Lock)
+ASKING: Final = (Query, Lock, TryLock, Batch, Decide)
 Asking: TypeAlias = Query | Lock | TryLock | Batch | Decide
 Command: TypeAlias = Asking | Deferred | Emit | AfterCommit | FreshId
 Op: TypeAlias = Generator[Command, Any, R]
@@ -328,58 +329,52 @@ def together(ops: Iterable[Op[R]]) -> Op[list[R]]:
     Their events are emitted at the end, in the order of the parts. None may use `must_find` or
     `TryLock`.
     """
-    running = dict(enumerate(ops))
-    answers: dict[int, Any] = dict.fromkeys(running)
+    parts = list(ops)
     results: dict[int, R] = {}
-    told: dict[int, list[Emit]] = {place: [] for place in running}
-    while running:
-        asked: dict[int, Asking] = {}
-        for place, op in list(running.items()):
-            try:
-                asked[place] = yield from _next_question(op, answers[place], told[place])
-            except _Ended as ended:
-                results[place] = ended.result
-                del running[place]
-        if not asked:
-            break
-        commands = {place: _commands(question) for place, question in asked.items()}
-        found = iter((yield from batch(*(each for some in commands.values() for each in some))))
-        for place, question in asked.items():
-            answer = [next(found) for _ in commands[place]]
-            if isinstance(question, Decide) and answer[-1]:
-                told[place] += question.emits
-            answers[place] = answer[0] if isinstance(question, SINGLE) else answer
-    for emits in told.values():
+    told: list[list[Emit]] = [[] for _ in parts]
+    answered: list[tuple[int, Any]] = [(place, None) for place in range(len(parts))]
+    while answered:
+        asked: list[tuple[int, Asking]] = []
+        commands: list[Query | Lock] = []
+        for place, answered_with in answered:
+            send, answer = parts[place].send, answered_with
+            while True:
+                try:
+                    command = send(answer)
+                except StopIteration as stop:
+                    results[place] = stop.value
+                    break
+                if isinstance(command, ASKING):
+                    asked.append((place, command))
+                    commands += _commands(command)
+                    break
+                answer = None
+                if isinstance(command, Emit):
+                    told[place].append(command)
+                else:
+                    answer = yield command
+        answered = []
+        if commands:
+            found = iter((yield Batch(commands)))
+            answered = [(place, _answer(question, found, told[place])) for place, question in asked]
+    for emits in told:
         yield from emits
-    return [results[place] for place in sorted(results)]
-
-
-class _Ended(Exception):
-    """An operation returned."""
-
-    def __init__(self, result: Any) -> None:
-        self.result = result
-
-
-def _next_question(op: Op[Any], answer: Any, told: list[Emit]) -> Op[Asking]:
-    """Run an operation to the next command that asks for rows. Raises _Ended when it returns."""
-    while True:
-        try:
-            command = op.send(answer)
-        except StopIteration as stop:
-            raise _Ended(stop.value) from None
-        if isinstance(command, Asking):
-            return command
-        answer = None
-        if isinstance(command, Emit):
-            told.append(command)
-        else:
-            answer = yield command
+    return [results[place] for place in range(len(parts))]
 
 
 def _commands(question: Asking) -> Sequence[Query | Lock]:
     assert not isinstance(question, TryLock)
-    return [question] if isinstance(question, SINGLE) else question.commands
+    return (question,) if isinstance(question, SINGLE) else question.commands
+
+
+def _answer(question: Asking, found: Iterator[list[Row]], told: list[Emit]) -> Any:
+    """Return the answer to one of several questions that were asked at once."""
+    if isinstance(question, SINGLE):
+        return next(found)
+    answer = [next(found) for _ in _commands(question)]
+    if isinstance(question, Decide) and answer[-1]:
+        told += question.emits
+    return answer
 
 
 def fresh_id() -> Op[str]:
