@@ -372,6 +372,27 @@ def test_an_async_store_is_opened_by_await_by_async_with_and_by_a_task(
     assert len(asyncio.run(run())) == 1
 
 
+def test_what_is_used_before_it_is_opened_says_how_to_open_it(place: dict[str, Any]) -> None:
+    async def run() -> None:
+        async with holdfast.aopen(**place) as store:
+            session = await store.session("s")
+            openings: list[tuple[str, Callable[[], Any]]] = [
+                ("holdfast.aopen(…)", lambda: holdfast.aopen(**place)),
+                ("session.drive(…)", session.drive),
+            ]
+            for call, opening in openings:
+                told = f"this is opened by `async with {call}`, not by `with`"
+                with pytest.raises(InvalidArgument, match=re.escape(told)), opening():
+                    pass
+                told = f"it has no session before it is open: `await {call}` first"
+                unopened = opening()
+                with pytest.raises(AttributeError, match=re.escape(told)):
+                    unopened.session("s")
+                await (await unopened).close()
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize(
     "namespace",
     ["", "A", "1a", "a-b", "a b", "a\n", "ä", "a" * 41, "pg_x", "information_schema", 5, b"x"],

@@ -328,7 +328,7 @@ class Session(CheckpointOps[C], SpendOps[C], SessionEffects[C], SessionPeers[C])
         """
         driven: DrivenSession[Any] = DrivenSession(self, holder, lease_seconds, instance)
         if self.runtime.is_async:
-            return Opening(driven.open_async())
+            return Opening(driven.open_async(), "session.drive(…)")
         self.runtime.driver.require_outside()
         try:
             taking = in_thread(partial(driven.keeper.take, driven.held))

@@ -485,7 +485,7 @@ def aopen(
             raise
         return store
 
-    return Opening(opening())
+    return Opening(opening(), "holdfast.aopen(…)")
 
 
 def inspect(url: str | None = None, *, namespace: str | None = None) -> StoreInfo:

@@ -92,6 +92,16 @@ def test_an_argument_under_another_name_is_named_with_those_there_are() -> None:
         assert str(caught.value) == told
 
 
+def test_an_option_that_a_tool_does_not_have_is_named_with_those_it_has() -> None:
+    make: Any = holdfast.tool
+    for option in ("effects", "function", "takes_key"):
+        with pytest.raises(InvalidArgument) as caught:
+            make(**{option: "write"})
+        told, _, known = str(caught.value).partition("; it has ")
+        assert told == f"tool() has no option {option!r}"
+        assert {"effect", "name", "dedupe", "wait_seconds"} < set(known.split(", "))
+
+
 @pytest.mark.parametrize("function", [two, with_key, only_others])
 def test_nobody_can_give_the_idempotency_key(function: Callable[..., None]) -> None:
     with pytest.raises(InvalidArgument, match="set by Holdfast"):

@@ -12,7 +12,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import field, fields
 from typing import (
     Any,
     Generic,
@@ -260,6 +260,10 @@ class Tool(Generic[P, R_co]):
         return "retry" if is_repeatable else self.on_unknown
 
 
+# What `tool` takes.
+OPTIONS = tuple(each.name for each in fields(Tool) if each.init and each.name != "function")
+
+
 @overload
 def tool(function: Callable[P, R_co], /) -> Tool[P, R_co]: ...
 @overload
@@ -300,6 +304,12 @@ def tool(
     are the same effect. `undo(args, result, idempotency_key)` reverses an effect. `outside` says
     that it acts on what no world rolls back: a rollback of the store leaves its effects in place.
     """
+
+    for option in rules:
+        if option not in OPTIONS:
+            raise InvalidArgument(
+                f"tool() has no option {shown(option)}; it has {', '.join(OPTIONS)}"
+            )
 
     def make(function: Callable[..., Any]) -> Tool[..., Any]:
         if not callable(function):

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Awaitable, Coroutine, Generator
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 from ..errors import InvalidArgument, StoreUnavailable
 from .driver import AsyncDriver, Driver, Settings, SyncDriver
@@ -178,8 +178,24 @@ C = TypeVar("C", bound=Closable)
 class Opening(Coroutine[Any, Any, C]):
     """The coroutine that opens a store: `await` it, or use it with `async with`."""
 
-    def __init__(self, opening: Coroutine[Any, Any, C]) -> None:
+    def __init__(self, opening: Coroutine[Any, Any, C], call: str) -> None:
         self._opening = opening
+        self._call = call
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name.startswith("_"):
+                raise AttributeError(name)
+            # It is not closed: who only asks whether it has something may still await it.
+            raise AttributeError(f"it has no {name} before it is open: `await {self._call}` first")
+
+        def __enter__(self) -> NoReturn:
+            self.close()
+            raise InvalidArgument(f"this is opened by `async with {self._call}`, not by `with`")
+
+        def __exit__(self, *_: object) -> None:
+            """Do nothing; `with` looks for it first."""
 
     def __await__(self) -> Generator[Any, Any, C]:
         return self._opening.__await__()
