@@ -282,7 +282,8 @@ def test_what_is_no_service_is_refused(place: dict[str, Any]) -> None:
     with pytest.raises(holdfast.InvalidArgument):
         Mesh("store")  # type: ignore[arg-type]
     with holdfast.open(**place) as store:
-        with pytest.raises(holdfast.InvalidArgument):
+        told = "a service sets the queues of its worker; omit queues"
+        with pytest.raises(holdfast.InvalidArgument, match=told):
             Service("a", plan).worker(store, queues=["b"])
         with pytest.raises(holdfast.InvalidArgument):
             store.request("a", request_id="x" * 201)

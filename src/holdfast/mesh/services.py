@@ -78,7 +78,7 @@ class Service:
         """
         for name in ("queues", "concurrency", "handlers", "inbox", "turn"):
             if name in options:
-                raise InvalidArgument(f"{name} of a service's worker are set by the service")
+                raise InvalidArgument(f"a service sets the {name} of its worker; omit {name}")
         require_credentials(credentials)
         carrier = require_transport(transport)
         if carrier is not None:
