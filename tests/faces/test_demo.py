@@ -45,7 +45,8 @@ def run(here: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_trip_is_charged_once_however_often_its_agent_is_killed(tmp_path: Path) -> None:
-    done = run(tmp_path, "demo", "--json")
+    here = tmp_path / "new" / "place"
+    done = run(tmp_path, "demo", "--directory=new/place", "--json")
     assert (done.returncode, done.stderr) == (0, "")
     told = json.loads(done.stdout)
     (trip,), (plain,) = told["trips"], told["plain"]
@@ -64,8 +65,8 @@ def test_a_trip_is_charged_once_however_often_its_agent_is_killed(tmp_path: Path
     assert trip["tokens_not_spent_again"] == plain["tokens"] - trip["tokens"] > 0
     assert told["problems"] == []
 
-    assert {path.name for path in tmp_path.iterdir()} <= {"demo.db", "demo.db-lock", "demo.db-turn"}
-    with holdfast.open(f"sqlite:///{tmp_path}/demo.db") as store:
+    assert {path.name for path in here.iterdir()} <= {"demo.db", "demo.db-lock", "demo.db-turn"}
+    with holdfast.open(f"sqlite:///{here}/demo.db") as store:
         session = store.find_session(trip["id"])
         assert session.spent().tokens == trip["tokens"]
         assert session.unresolved() == []
@@ -157,10 +158,12 @@ def test_a_trip_that_went_well_has_no_problems() -> None:
     assert trip().problems() == []
 
 
-def test_the_demo_needs_a_directory(tmp_path: Path) -> None:
-    done = run(tmp_path, "demo", "--directory", "none")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "Error: there is no directory none; create it first\n"
+def test_the_demo_says_that_it_cannot_create_its_directory(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for place, why in (("file", "File exists"), ("file/in", "Not a directory")):
+        done = run(tmp_path, "demo", "--directory", place)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr == f"Error: cannot create {place}: {why}\n"
 
 
 @pytest.mark.parametrize(

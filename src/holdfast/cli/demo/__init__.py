@@ -29,7 +29,9 @@ TRIPS_MAX = 20
 def demo(
     directory: Annotated[
         Path | None,
-        option("PATH", f"Leave {FILE} here.", show_default="the working directory"),
+        option(
+            "PATH", f"Leave {FILE} here; created if missing.", show_default="the working directory"
+        ),
     ] = None,
     trips: Annotated[int, option("N", "How many to plan.", min=1, max=TRIPS_MAX)] = 1,
     serve: Annotated[
@@ -46,8 +48,8 @@ def demo(
 
     if serve:
         require_server()
-    if directory is not None and not directory.is_dir():
-        raise InvalidArgument(f"there is no directory {directory}; create it first")
+    if directory is not None:
+        _make(directory)
     path = FILE if directory is None else str(directory.resolve() / FILE)
     url = f"sqlite:///{quote(path)}"
     timeline = Timeline(is_silent=as_json)
@@ -66,6 +68,13 @@ def demo(
         timeline.invite()
         _show(url, port, as_json=as_json)
     return Answer(data, lambda: (), exit_code=1 if problems else 0)
+
+
+def _make(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidArgument(f"cannot create {directory}: {error.strerror}") from None
 
 
 def _play(
