@@ -497,6 +497,25 @@ def test_a_legacy_database_is_adopted_into_a_new_store(
         assert [info.id for info in store.sessions()] == ["s1"]
 
 
+def test_a_file_that_cannot_be_imported_creates_no_store(quick: Run, tmp_path: Path) -> None:
+    database, text = tmp_path / "old.db", tmp_path / "text"
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute("CREATE TABLE other (id TEXT)")
+    text.write_text("no export\n")
+    new = {"url": f"sqlite:///{tmp_path}/new.db"}
+    for file, options, told in (
+        (tmp_path / "none", [], "there is no file"),
+        (text, [], "is not a Holdfast export"),
+        (database, [], "is an SQLite database, not a Holdfast export"),
+        (tmp_path / "none", ["--legacy"], "there is no file"),
+        (text, ["--legacy"], "is not an SQLite database"),
+        (database, ["--legacy"], "is not a database of a supported older format"),
+    ):
+        refused = quick("import", file, *options, at=new)
+        assert (refused.returncode != 0, told in refused.stderr) == (True, True), refused.stderr
+        assert not list(tmp_path.glob("new.db*"))
+
+
 def test_it_works_as_a_process_of_its_own(filled: Any) -> None:
     options = [f"--{name}={text}" for name, text in filled.items()]
     done = subprocess.run(

@@ -74,7 +74,7 @@ for function in (
 app.command(mode="read", url=DatabaseUrl)(store.backup)
 app.command(mode="write")(store.prune)
 app.command("export")(transfer.export_file)
-app.command("import", mode="create", url=DatabaseUrl)(transfer.import_file)
+app.command("import")(transfer.import_file)
 app.command()(bench.bench)
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 F = TypeVar("F", bound=Callable[..., Any])
-Mode = Literal["read", "write", "create"]
+Mode = Literal["read", "write"]
 Offers = Iterable[tuple[str, str]]
 
 OFFERED_MAX = 1_000
@@ -36,7 +36,6 @@ SENTENCE_CHARACTERS_MAX = 400
 OPEN: dict[Mode, dict[str, Any]] = {
     "read": {"mode": "read"},
     "write": {"migrate": False},
-    "create": {},
 }
 
 

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 from .. import store as stores
 from ..formatting import plural
+from ..portable.api import require_importable
 from ..records import Imported
-from ..store import Store
 from .command import Answer, DatabaseUrl, Namespace, argument, flag, require_file
 
 File = Annotated[Path, argument("FILE", "The file to read.", callback=require_file)]
@@ -61,22 +61,26 @@ def export_file(
 
 
 def import_file(
-    store: Store,
     file: File,
     legacy: Annotated[
         bool, flag("--legacy", "The file is an SQLite database of an older format.")
     ] = False,
     allow_plaintext: AllowPlaintext = False,
     store_keys: StoreKeys = False,
+    url: DatabaseUrl = None,
+    namespace: Namespace = None,
 ) -> Answer:
     """Import an exported file or an older database, all of it or nothing.
 
     A session that exists is refused.
     """
-    if legacy:
-        return _imported(store.import_legacy(file))
-    keys = {"allow_plaintext": allow_plaintext, "store_keys": store_keys}
-    return _imported(store.import_sessions(file, **keys))
+    # Before a store is created, which would stay behind.
+    require_importable(file, is_legacy=legacy)
+    with stores.open(url, namespace=namespace) as store:
+        if legacy:
+            return _imported(store.import_legacy(file))
+        keys = {"allow_plaintext": allow_plaintext, "store_keys": store_keys}
+        return _imported(store.import_sessions(file, **keys))
 
 
 def _imported(imported: Imported) -> Answer:

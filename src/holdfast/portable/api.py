@@ -19,7 +19,7 @@ from ..records import Exported, Imported
 from ..session import Session
 from ..sessions.portable import find_number
 from ..trees import Tree
-from .file import ExportFile, ExportWriter, Format, Source
+from .file import ExportFile, ExportWriter, Format, Source, read_header
 from .plan import Plan
 from .transfer import Exporter, Importer, check
 
@@ -100,6 +100,17 @@ class PortableOps(Handle[C]):
 
         imported: Imported = yield from invoke(_import, self.runtime, read, is_trusted=True)
         return imported
+
+
+def require_importable(path: object, *, is_legacy: bool = False) -> None:
+    """Raise what the beginning of a file says against an import; no store is needed for it."""
+    place = _existing(path)
+    if is_legacy:
+        from .legacy import recognise
+
+        recognise(place)
+    else:
+        read_header(place)
 
 
 def _written_to(root_ids: list[str]) -> SessionBusy:

@@ -271,8 +271,7 @@ class ExportFile:
         self._record_bytes_max = VALUES_MAX * codec.limits.value_bytes + FIELDS_BYTES_MAX
         self._codec = codec.bounded(self._record_bytes_max)
         self._digest = ""
-        with self._open() as file:
-            header = self._header(file.readline(HEADER_BYTES_MAX))
+        header = read_header(path)
         self._export_id = header["export_id"]
         self._store_id = header["store_id"]
         if codec.has_cipher and not header["is_encrypted"]:
@@ -298,7 +297,7 @@ class ExportFile:
         The second time the file must be the same as the first.
         """
         digest = hashlib.sha256()
-        with self._open() as file:
+        with open_to_read(self._path) as file:
             left = os.fstat(file.fileno()).st_size
             line = file.readline(HEADER_BYTES_MAX)
             digest.update(line)
@@ -309,7 +308,7 @@ class ExportFile:
                 length = int.from_bytes(prefix)
                 left -= LENGTH_BYTES + length
                 if len(prefix) < LENGTH_BYTES or left < 0:
-                    raise self._damaged("it is truncated; export the sessions again")
+                    raise _damaged(self._path, "it is truncated; export the sessions again")
                 if length > self._record_bytes_max + FRAME_BYTES_MORE:
                     raise self._too_large(ordinal, length)
                 sealed = file.read(length)
@@ -327,47 +326,10 @@ class ExportFile:
     def _require_end(self, end: EndRecord, frames: int, sha256: str, more: int) -> None:
         """Refuse a file that is not what it says of itself, or was not the first time."""
         if end.frames != frames or end.sha256 != sha256 or more:
-            raise self._damaged("its end record does not match its content")
+            raise _damaged(self._path, "its end record does not match its content")
         if self._digest not in {"", sha256}:
-            raise self._damaged("it was changed while it was read")
+            raise _damaged(self._path, "it was changed while it was read")
         self._digest = sha256
-
-    @contextlib.contextmanager
-    def _open(self) -> Iterator[IO[bytes]]:
-        try:
-            with self._path.open("rb") as file:
-                yield file
-        except FileNotFoundError as error:
-            raise InvalidArgument(f"there is no file {self._path}") from error
-        except OSError as error:
-            raise StoreUnavailable(f"cannot read {self._path}: {error.strerror}") from error
-
-    def _header(self, line: bytes) -> dict[str, str]:
-        foreign = InvalidArgument(f"{self._path} is not a Holdfast export")
-        if line.startswith(SQLITE_MAGIC):
-            raise InvalidArgument(
-                f"{self._path} is an SQLite database, not a Holdfast export. From a store, such as "
-                "a backup, export first; `holdfast import --legacy FILE` reads older formats"
-            )
-        try:
-            header = from_json(line.removesuffix(b"\n"))
-        except (HoldfastError, UnicodeDecodeError):
-            raise foreign from None
-        if type(header) is not dict or type(version := header.get("holdfast_export")) is not int:
-            raise foreign
-        if version > VERSION:
-            raise SchemaMismatch(
-                f"{self._path} has export format {version}, this Holdfast reads {VERSION}; "
-                "upgrade Holdfast",
-                format=version,
-                newest=VERSION,
-            )
-        wanted = {"export_id": str, "store_id": str, "is_encrypted": bool}
-        is_whole = all(type(header.get(name)) is kind for name, kind in wanted.items())
-        is_whole = is_whole and all(is_label(header[name]) for name in ("export_id", "store_id"))
-        if version < 1 or not is_whole or not line.endswith(b"\n"):
-            raise self._damaged("its first line is not what was written")
-        return header
 
     def _read_frame(self, sealed: bytes, frame: int, first: int) -> list[Record]:
         """Return the records of a frame, of which the first has the ordinal number `first`."""
@@ -378,9 +340,9 @@ class ExportFile:
         except CorruptRecord as error:
             if "limit" in error.fields:
                 raise self._too_large(first, error.fields["actual"]) from error
-            raise self._damaged(f"frame {frame} does not match its digest") from error
+            raise _damaged(self._path, f"frame {frame} does not match its digest") from error
         except WrongRecord as error:
-            raise self._damaged(f"record {first + error.place} {error}") from error
+            raise _damaged(self._path, f"record {first + error.place} {error}") from error
 
     def _too_large(self, ordinal: int, size: object) -> LimitExceeded:
         return LimitExceeded(
@@ -391,8 +353,51 @@ class ExportFile:
             actual=size,
         )
 
-    def _damaged(self, problem: str) -> CorruptRecord:
-        return CorruptRecord(f"{self._path} is damaged: {problem}", path=str(self._path))
+
+@contextlib.contextmanager
+def open_to_read(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file that is to be imported, or say why it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            yield file
+    except FileNotFoundError as error:
+        raise InvalidArgument(f"there is no file {path}") from error
+    except OSError as error:
+        raise StoreUnavailable(f"cannot read {path}: {error.strerror}") from error
+
+
+def read_header(path: Path) -> dict[str, Any]:
+    """Return the first line of an export, or raise what is wrong with it."""
+    with open_to_read(path) as file:
+        line = file.readline(HEADER_BYTES_MAX)
+    foreign = InvalidArgument(f"{path} is not a Holdfast export")
+    if line.startswith(SQLITE_MAGIC):
+        raise InvalidArgument(
+            f"{path} is an SQLite database, not a Holdfast export. From a store, such as "
+            "a backup, export first; `holdfast import --legacy FILE` reads older formats"
+        )
+    try:
+        header = from_json(line.removesuffix(b"\n"))
+    except (HoldfastError, UnicodeDecodeError):
+        raise foreign from None
+    if type(header) is not dict or type(version := header.get("holdfast_export")) is not int:
+        raise foreign
+    if version > VERSION:
+        raise SchemaMismatch(
+            f"{path} has export format {version}, this Holdfast reads {VERSION}; upgrade Holdfast",
+            format=version,
+            newest=VERSION,
+        )
+    wanted = {"export_id": str, "store_id": str, "is_encrypted": bool}
+    is_whole = all(type(header.get(name)) is kind for name, kind in wanted.items())
+    is_whole = is_whole and all(is_label(header[name]) for name in ("export_id", "store_id"))
+    if version < 1 or not is_whole or not line.endswith(b"\n"):
+        raise _damaged(path, "its first line is not what was written")
+    return header
+
+
+def _damaged(path: Path, problem: str) -> CorruptRecord:
+    return CorruptRecord(f"{path} is damaged: {problem}", path=str(path))
 
 
 def is_label(text: str) -> bool:

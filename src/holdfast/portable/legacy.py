@@ -15,7 +15,7 @@ items that were not finished wait for review, and keys become those of `once` wi
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from itertools import count
 from pathlib import Path
 from types import NoneType
@@ -77,6 +77,7 @@ REGISTRY = {
         "created_at", "completed_at", "expires_at",
     },
 }  # fmt: skip
+FORMATS = {"registry": REGISTRY, "coordinator": COORDINATOR, "checkpointer": CHECKPOINTER}
 STATUSES: dict[str, Status] = {
     "active": "active",
     "running": "active",
@@ -122,6 +123,19 @@ FROM tool_calls WHERE session_id = :id ORDER BY started_at, call_id
 """
 
 
+def recognise(path: Path) -> tuple[str, dict[str, set[str]]]:
+    """Return the format of an older database, and its tables with their columns."""
+    with LegacyFile(path) as file:
+        found = file.columns()
+    for name, wanted in FORMATS.items():
+        if all(columns <= found.get(table, set()) for table, columns in wanted.items()):
+            return name, found
+    raise InvalidArgument(
+        f"{path} is not a database of a supported older format: its tables "
+        f"are {', '.join(sorted(found)) or 'none'}"
+    )
+
+
 class LegacyDatabase:
     """A database of an older format, as the records of an export."""
 
@@ -134,10 +148,7 @@ class LegacyDatabase:
         self._ledger = LegacyLedger(ledger.statements, ledger.salts.key)
         self._numbers = count(1)
         self._notes: list[str] = []
-        with LegacyFile(path) as file:
-            found = file.columns()
-        self._format, self._read = self._recognised(found)
-        self._tables = found
+        self._format, self._tables = recognise(path)
 
     @property
     def label(self) -> str:
@@ -155,27 +166,17 @@ class LegacyDatabase:
         line_ids = count(1)
         yield from self._ledger.records()
         with LegacyFile(self._path) as file:
-            for record in self._read(file, lambda: next(line_ids)):
+            read = {
+                "registry": self._registry,
+                "coordinator": self._coordinator,
+                "checkpointer": self._checkpointer,
+            }[self._format]
+            for record in read(file, lambda: next(line_ids)):
                 try:
                     yield self._records.validated(record)
                 except msgspec.ValidationError as error:
                     problem = f"{self.label} has a row that cannot be imported: it {error}"
                     raise InvalidArgument(problem) from error
-
-    def _recognised(
-        self, found: Mapping[str, set[str]]
-    ) -> tuple[str, Callable[[LegacyFile, Callable[[], int]], Iterator[Record]]]:
-        for name, wanted, read in (
-            ("registry", REGISTRY, self._registry),
-            ("coordinator", COORDINATOR, self._coordinator),
-            ("checkpointer", CHECKPOINTER, self._checkpointer),
-        ):
-            if all(columns <= found.get(table, set()) for table, columns in wanted.items()):
-                return name, read
-        raise InvalidArgument(
-            f"{self._path} is not a database of a supported older format: its tables "
-            f"are {', '.join(sorted(found)) or 'none'}"
-        )
 
     def _coordinator(self, file: LegacyFile, new_line_id: Callable[[], int]) -> Iterator[Record]:
         sessions = list(file.rows(SESSIONS))
