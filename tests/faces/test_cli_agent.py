@@ -60,6 +60,14 @@ payer = Service("payer", lambda request: "paid", tools=[pay])
 weather = Service("weather", lambda request: "sun")
 careful = Service("careful", lambda request: request.session.wait_for_approval("pay?"))
 echo = Service("echo", ask_async)
+
+
+@holdfast.tool(effect="mutate")
+def charge(cents: int):
+    raise OSError("the line went dead")
+
+
+cashier = Service("cashier", lambda request: request.session.call(charge, cents=5).value)
 broken = Service("broken", fail)
 not_an_agent = 3
 
@@ -154,6 +162,45 @@ def test_who_waits_for_a_decision_is_told_which(place: dict[str, Any], quick: Ru
     first, decide, again, _ = waited.stdout.splitlines()
     assert (waited.returncode, first) == (4, "There is no answer yet: a person must decide first.")
     assert decide.startswith("  `holdfast approvals show 2")
+    assert again == "Wait for the answer again:"
+
+
+def test_who_waits_for_an_effect_in_doubt_is_told_which(place: dict[str, Any], quick: Run) -> None:
+    holdfast.open(**place).close()
+    quick("agent", "request", "cashier", "--id=r1", "--timeout=0")
+    serve(quick, "cashier")
+    with holdfast.open(**place) as store:
+        [effect] = store.effects(session="r1", status="unknown")
+    waited = quick("agent", "wait", "r1", "--timeout=0")
+    first, look, again, _ = waited.stdout.splitlines()
+    assert first == (
+        "There is no answer yet: the outcome of an effect is unknown, and must be resolved first."
+    )
+    assert look.startswith(f"  `holdfast effects show {effect.id}")
+    assert again == "Wait for the answer again:"
+    resolved = quick("effects", "resolve", effect.id, "--landed", "--by=ann")
+    assert resolved.returncode == 0
+    assert quick("agent", "wait", "r1", "--timeout=0").stdout.startswith(
+        "There is no answer yet.\n"
+    )
+    serve(quick, "cashier")
+    assert quick("agent", "wait", "r1").returncode == 0
+
+
+def test_who_waits_for_a_review_is_told_of_which_work(place: dict[str, Any], quick: Run) -> None:
+    with holdfast.open(**place, clock=VirtualClock(1_700_000_000_000)) as store:
+        store.session("other")
+        store.request("nobody", request_id="r1")
+        for session in ("other", "r1"):
+            store.work.submit("part", session=session, on_crash="review", queue="parts")
+        assert len(store.work.claim("who died", queues=["agent:nobody", "parts"], limit=3)) == 3
+    with holdfast.open(**place) as store:
+        store.work.sweep()
+        [part] = store.work.list(session="r1", type="part")
+    waited = quick("agent", "wait", "r1", "--timeout=0")
+    first, look, again, _ = waited.stdout.splitlines()
+    assert first == "There is no answer yet: its work waits for a person's review."
+    assert look.startswith(f"  `holdfast work why {part.number}")
     assert again == "Wait for the answer again:"
 
 

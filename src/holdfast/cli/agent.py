@@ -41,6 +41,8 @@ from .worker import log_to_stderr, serve
 app = Commands("Serve an agent, ask one, and get its answer.")
 # As an error of the store that says that something is not as it was expected to be.
 UNANSWERED = 4
+# So many of the things that a request waits for are named.
+NAMED_MAX = 3
 
 Transport = Annotated[
     str | None,
@@ -186,13 +188,29 @@ def _why_unanswered(store: Store, call: PeerCall, transport: str | None) -> Iter
         )
         yield f"  `holdfast agent run MODULE:AGENT{_carried(transport)}`"
         return
-    questions = store.pauses(root=call.root_id, reason="approval", state="waiting", limit=3)
-    if not questions:
+    reasons = {why: commands for why, commands in _stops(store, call.root_id) if commands}
+    if not reasons:
         yield "There is no answer yet."
-        return
-    yield "There is no answer yet: a person must decide first."
-    for question in questions:
-        yield f"  `holdfast approvals show {question.number}`"
+    for why, commands in reasons.items():
+        yield f"There is no answer yet: {why}."
+        yield from (f"  `holdfast {command}`" for command in commands[:NAMED_MAX])
+
+
+def _stops(store: Store, root_id: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield what may stop a tree until a person acts, with the commands that show each."""
+    questions = store.pauses(root=root_id, reason="approval", state="waiting", limit=NAMED_MAX)
+    yield "a person must decide first", [f"approvals show {each.number}" for each in questions]
+    pending = store.work.list(root=root_id, status="pending")
+    parked = [item for item in pending if item.waits_for == "review"]
+    effects = dict.fromkeys(item.waits_for_effect for item in parked if item.waits_for_effect)
+    yield (
+        "the outcome of an effect is unknown, and must be resolved first",
+        [f"effects show {id}" for id in effects],
+    )
+    yield (
+        "its work waits for a person's review",
+        [f"work why {item.number}" for item in parked if not item.waits_for_effect],
+    )
 
 
 def _come_back(id: str, transport: str | None) -> str:
