@@ -437,6 +437,9 @@ class Exported(_Moved):
     path: str
     bytes: int
     moved: tuple[str, ...] = ()
+    left_behind: Mapping[str, int] = field(default_factory=dict)
+    """What belongs to no session, and stays behind if all sessions are exported: `work_items`
+    and `once_keys`, if there are any, each counted up to 1,000."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -468,6 +468,23 @@ def test_sessions_move_to_another_database(
     )
 
 
+def test_an_export_says_what_stays_behind(
+    filled: Any, quick: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with holdfast.open(**filled) as store:
+        store.work.submit_many([holdfast.Submission("t")] * 3)
+        store.once("k", lambda: 1)
+    told = "Not exported, as they belong to no session: 1 once key and 3 work items."
+    assert lines(quick("export", tmp_path / "a"))[1:] == [told]
+    counted = data(quick("export", tmp_path / "b", "--json"))["left_behind"]
+    assert counted == {"work_items": 3, "once_keys": 1}
+    assert len(lines(quick("export", tmp_path / "c", "root-session"))) == 1
+    monkeypatch.setattr("holdfast.cli.transfer.LEFT_MAX", 3)
+    assert lines(quick("export", tmp_path / "d"))[1].endswith(
+        ": 1 once key and 3 work items or more."
+    )
+
+
 def test_a_legacy_database_is_adopted_into_a_new_store(
     place: Any, quick: Run, tmp_path: Path
 ) -> None:

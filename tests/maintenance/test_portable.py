@@ -117,6 +117,27 @@ def test_a_round_trip_through_both_databases_changes_nothing(
         sound(third)
 
 
+def test_an_export_counts_what_belongs_to_no_session_and_stays_behind(
+    place: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_at(place) as store:
+        session = store.session("s")
+        store.work.submit("t", session=session)
+        store.once("of a session", lambda: 1, session=session)
+        assert store.export(tmp_path / "none").left_behind == {}
+        store.work.submit("t", queue="mine")
+        [item] = store.work.claim("w", queues="mine")
+        item.once("of an item", lambda: 1)
+        for key in ("a", "b", "a"):
+            store.once(key, lambda: 1)
+        exported = store.export(tmp_path / "all")
+        assert exported.left_behind == {"work_items": 1, "once_keys": 2}
+        assert exported.to_dict()["left_behind"] == exported.left_behind
+        assert store.export(tmp_path / "named", ["s"]).left_behind == {}
+        monkeypatch.setattr("holdfast.kernel.portable.LEFT_MAX", 1)
+        assert store.export(tmp_path / "more").left_behind == {"work_items": 1, "once_keys": 1}
+
+
 def test_pins_attestations_and_the_feed_move_too(place: Any, other: Any, file: Path) -> None:
     with open_at(place) as store, open_at(other) as second:
         fill(store)

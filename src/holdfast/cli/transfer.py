@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from .. import store as stores
 from ..formatting import plural
+from ..kernel.portable import LEFT_MAX
 from ..portable.api import require_importable
 from ..records import Imported
 from .command import Answer, DatabaseUrl, Namespace, argument, flag, require_file
@@ -53,11 +54,20 @@ def export_file(
             f"{plural(exported.checkpoints, 'checkpoint')} to "
             f"{exported.path} ({decimal(exported.bytes)})."
         )
+        if exported.left_behind:
+            counts = (_counted(*each) for each in exported.left_behind.items())
+            yield f"Not exported, as they belong to no session: {' and '.join(counts)}."
         if move:
             trees = plural(len(exported.moved), "tree")
             yield f"Cancelled {trees} here; the work continues where you import the file."
 
     return Answer(exported.to_dict(), shown)
+
+
+def _counted(name: str, count: int) -> str:
+    """Return how many there are; a count that reached its limit may be more."""
+    told = plural(count, name.removesuffix("s").replace("_", " "))
+    return told if count < LEFT_MAX else f"{told} or more"
 
 
 def import_file(

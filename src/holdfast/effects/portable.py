@@ -21,7 +21,7 @@ from ..records import EffectKind, EffectReason, EffectStatus
 from ..sessions.portable import SESSION_NUMBERS, SESSIONS_BY_ID, read_roots
 from .history import Origin, origin_of
 from .ledger import Ledger
-from .requests import ITEM, UNDO, adopt_key, read_salts, scope_of
+from .requests import ITEM, ONCE, UNDO, adopt_key, read_salts, scope_of
 from .statements import BY_WORLD, context
 
 SALTS_MAX = 64
@@ -314,6 +314,15 @@ INSERT INTO hf_effects ({", ".join(EFFECT_VALUES)}) VALUES ({", ".join(EFFECT_VA
 ON CONFLICT DO NOTHING
 """  # noqa: S608
 
+# The keys are a range of an index; that of an item begins with its scope, and stays with it.
+COUNT_OF_NO_SESSION = f"""
+SELECT count(*) AS keys FROM (
+    SELECT DISTINCT key FROM hf_effects
+    WHERE key >= '{ONCE}' AND key < '{ONCE[:-1]};' AND generation > 0 AND session_number IS NULL
+    LIMIT :limit
+) AS found
+"""  # noqa: S608 - an own prefix
+
 
 class EffectsPortable(Portable):
     """Effects are exported with their sessions, and with sessions that look them up."""
@@ -357,6 +366,12 @@ class EffectsPortable(Portable):
         for number in out.sessions:
             salt = salt_of.get(number, salts[0])
             out.write(AncestryRecord(number, salt, lineages.get(number)))
+
+    def left_behind(self) -> Op[dict[str, int]]:
+        """Count the keys of `once` without a session."""
+        row = yield from one(COUNT_OF_NO_SESSION, limit=portable.LEFT_MAX)
+        assert row is not None
+        return {"once_keys": row["keys"]}
 
     def problem_at_end(self, seen: Seen) -> str | None:
         """Check references between effects, and note owners that are not in the file."""

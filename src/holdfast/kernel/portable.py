@@ -35,6 +35,8 @@ Note: TypeAlias = Callable[[list[Row]], "Op[None] | None"]
 ROWS_PER_BATCH = 1_000
 BYTES_PER_BATCH = 2**22
 FENCE_STEP = 2**32
+# So many of what an export leaves behind are counted, of each kind.
+LEFT_MAX = 1_000
 # The number that stands for a deleted session, in a store and in a file.
 GONE, GONE_IN_FILE = -1, 0
 
@@ -352,6 +354,11 @@ class Portable:
     def export(self, out: Export) -> Op[None]:
         """Write the records of a group of trees, from one snapshot."""
         yield from ()
+
+    def left_behind(self) -> Op[dict[str, int]]:
+        """Count by name what belongs to no session, and is in no export; at most LEFT_MAX each."""
+        yield from ()
+        return {}
 
     def problem_at_end(self, seen: Seen) -> str | None:
         """Return what is wrong with a group as a whole, or None."""

@@ -153,6 +153,9 @@ def _export(ops: PortableOps[Any], place: object, ids: list[str] | None, *, move
     A file that could be imported while its trees go on here would let everything happen twice.
     """
     runtime, driver = ops.runtime, ops.runtime.driver.twin()
+    left: dict[str, int] = {}
+    if ids is None:
+        left = driver.run(Call(Exporter.left_behind, Exporter(runtime)))
     with new_file(place) as partial:
         descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with open(descriptor, "w+b") as file:
@@ -164,7 +167,8 @@ def _export(ops: PortableOps[Any], place: object, ids: list[str] | None, *, move
         if move:
             driver.run(Call(PortableOps._leave, ops, (positions,)))
     path, moved = os.path.realpath(str(place)), tuple(positions) if move else ()
-    return Exported.counted(writer.counts, path=path, bytes=size, moved=moved)
+    more: dict[str, Any] = {"path": path, "bytes": size, "moved": moved, "left_behind": left}
+    return Exported.counted(writer.counts, **more)
 
 
 def _write_groups(

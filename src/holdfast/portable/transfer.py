@@ -38,6 +38,14 @@ class Exporter:
             yield from noun.portable.export(out)
         return (yield from read_positions(root_ids))
 
+    @query
+    def left_behind(self) -> Op[dict[str, int]]:
+        """Count what an export of all sessions leaves behind, by name."""
+        found: dict[str, int] = {}
+        for noun in self._runtime.nouns:
+            found |= yield from noun.portable.left_behind()
+        return {name: count for name, count in found.items() if count}
+
 
 def check(
     nouns: Sequence[Noun], codec: Codec, source: Source, *, is_trusted: bool = False

@@ -10,7 +10,7 @@ from ..dataclass import dataclass
 from ..kernel import portable
 from ..kernel.inserts import Insert
 from ..kernel.kept import Kept, KeptSet, kept, kept_set
-from ..kernel.operation import Op
+from ..kernel.operation import Op, one
 from ..kernel.owned_rows import OwnedRows, read_each
 from .items import FINAL, PRIORITY_MAX, RETRIES_MAX, STATUS_OF, OnCrash, context
 
@@ -159,6 +159,14 @@ FROM hf_work WHERE id = :item_id
 """
 
 
+# No index lists them. Of the rows that are read before there are enough, all others are exported.
+COUNT_OF_NO_SESSION = """
+SELECT count(*) AS items FROM (
+    SELECT 1 FROM hf_work WHERE session_number IS NULL LIMIT :limit
+) AS found
+"""
+
+
 class WorkPortable(portable.Portable):
     """Items are exported with their sessions, and with the errors of their last attempts."""
 
@@ -168,3 +176,9 @@ class WorkPortable(portable.Portable):
         """Write the items of sessions, then their attempts."""
         yield from read_each(ITEMS, out.sessions, ItemRecord.to(out))
         yield from read_each(ATTEMPTS, out.sessions, AttemptRecord.to(out))
+
+    def left_behind(self) -> Op[dict[str, int]]:
+        """Count the items without a session."""
+        row = yield from one(COUNT_OF_NO_SESSION, limit=portable.LEFT_MAX)
+        assert row is not None
+        return {"work_items": row["items"]}
