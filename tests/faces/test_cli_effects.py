@@ -280,6 +280,35 @@ def test_an_effect_that_is_not_there_is_an_error(
     assert "there is no effect" in failed(quick("effects", "show", name), 3)
 
 
+def test_async_hooks_of_tools_are_awaited(
+    place: Any, quick: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "hotel", raising=False)
+    Path("hotel.py").write_text(
+        "import pathlib, holdfast\n"
+        "async def seen(arguments, idempotency_key):\n"
+        "    return holdfast.Landed('seen')\n"
+        "async def cancel(arguments, result, idempotency_key):\n"
+        "    pathlib.Path('cancelled.txt').write_text(f'{arguments} {result}')\n"
+        "@holdfast.tool(effect='mutate', verify=seen, undo=cancel)\n"
+        "async def book(room): ...\n"
+    )
+    with holdfast.open(**place, clock=VirtualClock(1_700_000_000_000)) as store:
+        session = store.session("trip")
+        session.save(n=1)
+        begun = session.begin("book", {"room": "12"})
+        assert isinstance(begun, holdfast.Issued)
+    settled = data(quick("effects", "verify", begun.effect_id, "--tools=hotel", "--json"))
+    assert (settled["status"], settled["result"]) == ("completed", "seen")
+    rewound = data(
+        quick("checkpoints", "rewind", "trip", "1", "--yes", "--tools=hotel:book", "--json")
+    )
+    assert [each["id"] for each in rewound["undone"]] == [begun.effect_id]
+    assert (rewound["not_undone"], rewound["irreversible"]) == ([], [])
+    assert Path("cancelled.txt").read_text() == "{'room': '12'} seen"
+    monkeypatch.delitem(sys.modules, "hotel")
+
+
 @pytest.mark.parametrize("tools", ["bank:charge", "bank:ALL", "bank"])
 def test_the_verify_hook_of_a_tool_is_asked(
     effects: dict[str, str], quick: Run, tools: str, monkeypatch: pytest.MonkeyPatch

@@ -12,14 +12,17 @@ from ..clock import iso
 from ..effects import Rewound
 from ..errors import NotFound
 from ..records import KINDS, Effect, Kind
+from ..session import Session
 from ..store import Store
 from . import output
 from .command import (
     Answer,
     Commands,
     Limit,
+    Namespace,
     SessionId,
     Tools,
+    Url,
     Version,
     Yes,
     argument,
@@ -28,6 +31,7 @@ from .command import (
     named_tools,
     option,
     page,
+    run_hooks,
 )
 
 app = Commands("Show checkpoints, compare them, fork or rewind to one.")
@@ -130,6 +134,8 @@ def rewind(
     tools: Tools = None,
     reopen: Annotated[bool, flag("--reopen", "Reopen the session if it has ended.")] = False,
     yes: Yes = False,
+    url: Url = None,
+    namespace: Namespace = None,
 ) -> Answer:
     """Rewind a session to an older checkpoint. Later checkpoints are kept, off its path.
 
@@ -150,7 +156,11 @@ def rewind(
     if reopen:
         found.at(version, last=1)  # A version that does not exist must not reopen it.
         found = store.session(found.id, reopen=True)
-    written = found.rewind(version, tools=known)
+    place, hooks = (found.id, found.number, found.root_id), [tool.undo for tool in known]
+    written = run_hooks(
+        store, url, namespace, hooks,
+        lambda at: Session(at.runtime, *place).rewind(version, tools=known),
+    )  # fmt: skip
 
     def shown() -> Iterator[str]:
         yield (

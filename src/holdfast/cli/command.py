@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 import os
@@ -21,6 +22,7 @@ from .. import store
 from ..codec import from_json, to_json
 from ..effects import Tool
 from ..errors import HoldfastError, InvalidArgument, InvalidValue, SessionEnded
+from ..kernel.flow import is_async
 from .output import Columns, print_json, show, table, with_place
 
 if TYPE_CHECKING:
@@ -347,6 +349,24 @@ def confirm(question: str, *, yes: bool) -> None:
 def named_tools(names: list[str] | None) -> list[Tool[..., Any]]:
     """Import the tools that --tools names."""
     return [tool for name in names or [] for tool in _tools_of(name)]
+
+
+def run_hooks(
+    opened: store.Store,
+    url: str | None,
+    namespace: str | None,
+    hooks: Iterable[Callable[..., Any] | None],
+    run: Callable[[Any], Any],
+) -> Any:
+    """Return what `run` returns for the store; if a hook is async, for an async store."""
+    if not any(hook is not None and is_async(hook) for hook in hooks):
+        return run(opened)
+
+    async def run_async() -> Any:
+        async with store.aopen(url, namespace=namespace, **OPEN["write"]) as other:
+            return await run(other)
+
+    return asyncio.run(run_async())
 
 
 def _tools_of(name: str) -> list[Tool[..., Any]]:

@@ -17,9 +17,11 @@ from .command import (
     Answer,
     Commands,
     Limit,
+    Namespace,
     OfSession,
     OfTree,
     Tools,
+    Url,
     flag,
     id_of,
     named_tools,
@@ -27,6 +29,7 @@ from .command import (
     option,
     read_json,
     root_of,
+    run_hooks,
 )
 
 IN_DOUBT_MAX = 1_000
@@ -249,13 +252,20 @@ def resolve(
 
 
 @app.command(mode="write")
-def verify(store: Store, effect: EffectId, tools: Tools = None) -> Answer:
+def verify(
+    store: Store,
+    effect: EffectId,
+    tools: Tools = None,
+    url: Url = None,
+    namespace: Namespace = None,
+) -> Answer:
     """Call the tool's verify hook on an effect in doubt, and record what it finds.
 
     The exit code is 4 if it cannot determine the outcome.
     """
     known = named_tools(tools)
-    return _settled(store.verify(store.find_effect(effect).id, known))
+    id, hooks = store.find_effect(effect).id, [tool.verify for tool in known]
+    return _settled(run_hooks(store, url, namespace, hooks, lambda at: at.verify(id, known)))
 
 
 def _settled(effect: Effect) -> Answer:
