@@ -26,7 +26,7 @@ MESSAGES = [{"role": "user", "content": "hello"}]
 LIMITS = {
     "append": (60, 13, 12),
     "save": (64, 13, 12),
-    "call": (111, 19, 16),
+    "call": (112, 19, 16),
     "claim": (40, 12, 12),
     "complete": (40, 11, 11),
     "increment": (76, 17, 16),

@@ -346,11 +346,13 @@ def test_an_origin_deleted_at_the_same_moment_leaves_nothing_half(
         assert logs == ({"fork": ["new"], "below": old} if how == "fork" else {"fork": old})
 
 
-@pytest.mark.parametrize("how", ["save", "rewind"])
+@pytest.mark.parametrize(
+    ("how", "sql"), [("save", "AS is_leased"), ("rewind", "fence = fence + 1")]
+)
 def test_a_lease_taken_in_the_middle_of_a_write_waits_for_it(
-    place: dict[str, Any], how: str
+    place: dict[str, Any], how: str, sql: str
 ) -> None:
-    interruption = Interruption("AS is_leased", comes_between=False)
+    interruption = Interruption(sql, comes_between=False)
     with holdfast.open(**place) as other, holdfast.open(**place, hooks=interruption.hooks) as store:
         session = store.session("s")
         session.save(log=[1])
