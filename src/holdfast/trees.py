@@ -40,11 +40,11 @@ from .sessions.subtree import (
 )
 from .wire import travels
 
-# Up to this many take one transaction; more take several, so that others can write in between. On
-# SQLite a writer waits for a whole pass: these take a few milliseconds, and half of that if there
-# is one.
+# Up to this many take one transaction; more take several, so that others can write in between. A
+# writer (on PostgreSQL, one of the same tree) waits for a whole pass: these take two milliseconds,
+# and half of that if there may be one.
 SESSIONS_AT_ONCE = 50
-SESSIONS_PER_PASS = 8
+SESSIONS_PER_PASS = 6
 SESSIONS_CLOSED_PER_PASS = 100
 SESSIONS_PER_PAGE = 10_000
 SESSIONS_READ_AT_ONCE = 1_000

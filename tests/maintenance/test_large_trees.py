@@ -15,6 +15,7 @@ import pytest
 
 import holdfast
 from holdfast import SessionBusy, SessionEnded, trees
+from holdfast.kernel import driver
 from holdfast.kernel.driver import Hooks, Trace
 from holdfast.kernel.postgres.pipeline import Link
 from holdfast.store import check
@@ -26,6 +27,7 @@ from tests.maintenance.stores import sound
 from tests.maintenance.test_deletion import canaries, fill
 
 CHILDREN = 9
+REST_SECONDS = 0.05
 
 
 class Stopped(Exception):
@@ -244,7 +246,7 @@ def test_a_pass_is_few_round_trips(
 @pytest.mark.parametrize("colour", get_args(Colour))
 @pytest.mark.parametrize("change", ["cancel", "delete"])
 @pytest.mark.parametrize("is_shared", [True, False])
-def test_on_sqlite_passes_are_short_and_wait_while_others_write(
+def test_passes_are_short_and_wait_while_others_write(
     colour: Colour, change: str, is_shared: bool, place: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:
     async def case() -> None:
@@ -257,7 +259,10 @@ def test_on_sqlite_passes_are_short_and_wait_while_others_write(
     async def change_beside(store: Any) -> None:
         def note(count: int, _: int) -> None:
             counts.append(count)
-            rested.append(not on_sqlite or time.monotonic() >= engine_of(store).writer.rest_until)
+            noted.append(time.monotonic())
+            if on_sqlite:
+                rests.append(engine_of(store).writer.rest_until)
+                is_over.append(noted[-1] >= rests[-1])
             if is_shared:
                 Counter(other).add()
 
@@ -266,18 +271,24 @@ def test_on_sqlite_passes_are_short_and_wait_while_others_write(
         await done(getattr(top, change)(**given, progress=note))
 
     counts: list[int] = []
-    rested: list[bool] = []
+    noted: list[float] = []
+    rests: list[float] = []
+    is_over: list[bool] = []
     on_sqlite = "namespace" not in place
     monkeypatch.setattr(trees, "SESSIONS_PER_PASS", 8)
     monkeypatch.setattr(trees, "ROWS_PER_PASS", 1_000)
-    monkeypatch.setattr("holdfast.kernel.sqlite.transactions.LONG_SECONDS", 0.0)
+    monkeypatch.setattr(driver, "REST_SECONDS", REST_SECONDS)
     with holdfast.open(**place) as other:
         asyncio.run(case())
     # The first pass does not know of others yet, and the last has what is left.
     sizes = [after - before for before, after in pairwise(counts)][1:-1]
     # PostgreSQL does not tell whether others write.
     assert set(sizes) == {4 if is_shared or not on_sqlite else 8}
-    assert all(rested[2:]) or not is_shared
+    if not on_sqlite:
+        assert all(after - before >= REST_SECONDS for before, after in pairwise(noted))
+    elif is_shared:
+        assert all(is_over[2:])
+        assert all(before < after for before, after in pairwise(rests[1:]))
 
 
 @in_sync

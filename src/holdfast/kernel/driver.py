@@ -59,6 +59,10 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 T = TypeVar("T")
+
+# How long maintenance lets others write between its transactions where it cannot know whether they
+# do: enough for a call of two transactions.
+REST_SECONDS = 0.002
 log = logging.getLogger("holdfast.kernel")
 
 DialectName = Literal["sqlite", "postgres", "remote"]
@@ -437,7 +441,7 @@ class Driver:
 
     def rest_seconds(self) -> float:
         """Return how long to let others write after a transaction of maintenance."""
-        return 0.0
+        return REST_SECONDS
 
     def copy_to(self, path: Path, progress: Progress | None) -> None:
         """Copy one snapshot of the store into a new SQLite file; blocks."""

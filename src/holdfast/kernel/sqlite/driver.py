@@ -104,12 +104,12 @@ class SqliteDriver(open_file.OpenFile):
 
     @property
     def keeps_others_waiting(self) -> bool:
-        """Whether others write too, between long transactions of this store."""
+        """Whether others write too, between transactions of this store."""
         return self.writer.has_others
 
     def rest_seconds(self) -> float:
         """Return how long to let others write after a transaction of maintenance."""
-        return max(0.0, self.writer.rest_until - time.monotonic())
+        return self.writer.give_way()
 
     def _let_go(self) -> None:
         """Release locks that an interrupt left held, between acquiring one and its `try`."""

@@ -55,11 +55,12 @@ WAL_PAGES_BEGUN_AGAIN = 1_500
 WAL_BYTES_KEPT = 16 * 2**20
 WAL_LOOK_SECONDS = 1.0
 WAL_WAIT_MS = 5
-# After statements that took more CPU time than this (a pass of maintenance, a batch of many calls)
-# a process lets others write for as long as it has written itself. A call of two transactions would
-# otherwise wait for two passes, one before each. Waiting for the disk or for a processor does not
-# count: a single write never rests.
+# After statements that took more CPU time than this (a batch of many calls) a process lets others
+# write for as long as it has written itself. Waiting for the disk or for a processor does not
+# count: a single write never rests. After a pass of maintenance it rests in any case, long enough
+# for a call of two transactions, which would otherwise wait for two passes, one before each.
 LONG_SECONDS = 0.0007
+REST_SECONDS_MIN = 0.0015
 REST_SECONDS_MAX = 0.02
 
 
@@ -225,8 +226,9 @@ class Writer:
         self.rest_until = 0.0
         """When to ask for the lock again if others want it, in monotonic time."""
         self.has_others = False
-        """Whether something else was written between the last two long transactions."""
-        self._version_after_long = -1
+        """Whether something else was written between the last two transactions."""
+        self._version_after = -1
+        self._ended = self._took = 0.0
         self.files = Files(path)
         prepare_file(path, vfs)
         self.side_lock = SideLock(path)
@@ -322,6 +324,12 @@ class Writer:
         except apsw.Error as error:
             raise translate(error, self.path) from error
 
+    def give_way(self) -> float:
+        """Let others go first after a pass of maintenance; return for how many seconds."""
+        rest = max(self._took, REST_SECONDS_MIN)
+        self.rest_until = max(self.rest_until, self._ended + rest)
+        return max(0.0, self.rest_until - time.monotonic())
+
     def _transact(self, jobs: Sequence[Job]) -> None:
         started, worked = time.monotonic(), time.thread_time()
         try:
@@ -340,13 +348,14 @@ class Writer:
                 if time.monotonic() >= self._wal_look_at:
                     self._wal_look_at = time.monotonic() + WAL_LOOK_SECONDS
                     self.is_wal_due |= self._is_wal_long()
+            self._ended = time.monotonic()
+            self._took = min(self._ended - started, REST_SECONDS_MAX)
             if worked > LONG_SECONDS:
-                ended = time.monotonic()
-                self.rest_until = ended + min(ended - started, REST_SECONDS_MAX)
-                self.has_others = version_before != self._version_after_long
-                # A COMMIT that had to be settled has closed the connection.
-                if connection is self.connection:
-                    self._version_after_long = connection.data_version()
+                self.rest_until = self._ended + self._took
+            self.has_others = version_before != self._version_after
+            # A COMMIT that had to be settled has closed the connection.
+            if connection is self.connection:
+                self._version_after = connection.data_version()
         except apsw.Error as error:
             self.close()
             raise TransactionEnded from translate(error, self.path)
