@@ -10,20 +10,23 @@ from collections.abc import Sequence
 
 from ..kernel.append_only import through_door
 from ..kernel.operation import Op, Query, Runtime, batch
-from ..kernel.sql import given, given_keys
-from ..sessions.rows import GIVEN_NUMBERS
+from ..kernel.sql import among, given, given_keys, one_of
+from ..sessions.rows import AMONG_NUMBERS, GIVEN_NUMBERS
 from .keys import ITEMS, VERSIONS
 from .removal import cut_tails
 
 GIVEN_LINES = given_keys("lines", "INTEGER")
+AMONG_LINES = among("lines", "INTEGER")
 # The keys in the ranges of given sessions or lines.
-IN_RANGES = """(
+IN_RANGES = one_of(
+    """
     SELECT kept.key FROM {owners} AS owner
     JOIN {table} AS kept ON kept.key >= owner.given_key * {keys}
         AND kept.key < (owner.given_key + 1) * {keys}
     LIMIT :limit
-)"""
-REMOVE_RANGES = "DELETE FROM {table} WHERE key IN {ranges} RETURNING key"
+    """
+)
+REMOVE_RANGES = "DELETE FROM {table} WHERE key {ranges} RETURNING key"
 REMOVE_FROM_RANGES = {
     table: REMOVE_RANGES.format(
         table=table, ranges=IN_RANGES.format(table=table, owners=owners, keys=keys)
@@ -35,21 +38,23 @@ REMOVE_FROM_RANGES = {
         ("hf_items", GIVEN_LINES, ITEMS),
     )
 }
-REMOVE_EPOCHS = f"DELETE FROM hf_epochs WHERE session_number IN {GIVEN_NUMBERS}"  # noqa: S608
+REMOVE_EPOCHS = f"DELETE FROM hf_epochs WHERE session_number {AMONG_NUMBERS}"  # noqa: S608
 LIST_LINES = f"""
-SELECT DISTINCT line_id FROM hf_uses WHERE session_number IN {GIVEN_NUMBERS}
+SELECT DISTINCT line_id FROM (
+    SELECT line_id FROM hf_uses WHERE session_number {AMONG_NUMBERS} /*pg OFFSET 0 */
+) AS used
 ORDER BY line_id LIMIT :limit
 """  # noqa: S608
 # Lines are locked first, so that of two sessions releasing one, the second sees the first.
 LOCK_LINES = f"""
-SELECT id FROM hf_lines WHERE id IN {GIVEN_LINES} ORDER BY id /*pg FOR UPDATE */
+SELECT id FROM hf_lines WHERE id {AMONG_LINES} ORDER BY id /*pg FOR UPDATE */
 """  # noqa: S608
 LIST_SHARED = f"""
 SELECT DISTINCT line_id FROM hf_uses
-WHERE line_id IN {GIVEN_LINES} AND session_number NOT IN {GIVEN_NUMBERS}
+WHERE line_id {AMONG_LINES} AND NOT session_number {AMONG_NUMBERS}
 """  # noqa: S608
 REMOVE_USES = f"""
-DELETE FROM hf_uses WHERE line_id IN {GIVEN_LINES} AND session_number IN {GIVEN_NUMBERS}
+DELETE FROM hf_uses WHERE line_id {AMONG_LINES} AND session_number {AMONG_NUMBERS}
 """  # noqa: S608
 # A line whose items are not all removed yet stays, with its uses, for the next pass.
 IS_EMPTY = f"""NOT EXISTS (
@@ -57,7 +62,7 @@ IS_EMPTY = f"""NOT EXISTS (
 )"""  # noqa: S608
 REMOVE_LAST_USES = f"{REMOVE_USES} AND {IS_EMPTY.format(line='line_id')}"
 REMOVE_LINES = f"""
-DELETE FROM hf_lines WHERE id IN {GIVEN_LINES} AND {IS_EMPTY.format(line="id")}
+DELETE FROM hf_lines WHERE id {AMONG_LINES} AND {IS_EMPTY.format(line="id")}
 """  # noqa: S608
 REMOVE_VERSIONS = [
     *(REMOVE_FROM_RANGES[table] for table in ("hf_checkpoints", "hf_pins", "hf_attestations")),

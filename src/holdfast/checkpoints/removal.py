@@ -32,7 +32,7 @@ from ..kernel.operation import (
     rows,
     whole_query,
 )
-from ..kernel.sql import given, given_keys
+from ..kernel.sql import among, given
 from ..records import Pruned
 from ..sessions.retention import FORK_POINTS, FORKS, LIST_LONG_SESSIONS
 from ..sessions.rows import ALL_SESSIONS, READ_SESSION
@@ -102,7 +102,7 @@ WHERE {{chosen}} AND kind <> 'approval_point'
 ORDER BY key
 """  # noqa: S608
 LIST_PRUNABLE = _PRUNABLE.format(chosen="key > :low + :after AND key < :high") + "LIMIT :limit"
-STILL_PRUNABLE = _PRUNABLE.format(chosen=f"key IN {given_keys('keys', 'INTEGER')}")
+STILL_PRUNABLE = _PRUNABLE.format(chosen=f"key {among('keys', 'INTEGER')}")
 # Of forks that have no resume point of their own, and were not rewound, one for each fork point;
 # and all that were rewound.
 LIST_RESUMING_FORKS = f"""

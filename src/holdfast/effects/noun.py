@@ -26,7 +26,7 @@ from ..kernel.operation import (
 )
 from ..leases import EARLIER_BOOT
 from ..records import Effect, Finding, Pruned, SessionRef
-from ..sessions.rows import ALL_SESSIONS, GIVEN_NUMBERS, numbers_of
+from ..sessions.rows import ALL_SESSIONS, AMONG_NUMBERS, numbers_of
 from ..wire import travels
 from .ledger import Ledger, settle, verify
 from .portable import EffectsPortable
@@ -61,8 +61,8 @@ SELECT (SELECT count(*) FROM hf_effects WHERE status = 'unknown' AND undone_by I
     (SELECT count(*) FROM hf_effects WHERE {IS_ABANDONED}) AS abandoned,
     (SELECT min(number) FROM hf_effects WHERE {IS_ABANDONED}) AS first_abandoned
 """  # noqa: S608
-REMOVE_ORIGINS = f"DELETE FROM hf_effect_origins WHERE session_number IN {GIVEN_NUMBERS}"  # noqa: S608
-REMOVE_SESSION_SALTS = f"DELETE FROM hf_effect_sessions WHERE session_number IN {GIVEN_NUMBERS}"  # noqa: S608
+REMOVE_ORIGINS = f"DELETE FROM hf_effect_origins WHERE session_number {AMONG_NUMBERS}"  # noqa: S608
+REMOVE_SESSION_SALTS = f"DELETE FROM hf_effect_sessions WHERE session_number {AMONG_NUMBERS}"  # noqa: S608
 OPEN_EFFECTS = f"""{SELECT_EFFECTS} WHERE status = 'issued' AND number > :after
 ORDER BY number LIMIT :limit"""
 

@@ -21,11 +21,12 @@ from ..errors import (
 )
 from ..feed import event
 from ..kernel.operation import Emit, Lock, Op, Query, Row, one
+from ..kernel.sql import one_of
 from ..leases import Guard
 from ..records import Effect, EffectStatus
 from ..redaction import Redaction
 from ..sessions.access import MAY_WRITE_SESSION, Place
-from ..sessions.rows import ALL_SESSIONS, GIVEN_NUMBERS, place_of_number
+from ..sessions.rows import ALL_SESSIONS, AMONG_NUMBERS, place_of_number
 from ..wire import travels
 from .requests import NEWEST_SALT, SALT_OF_SESSION, EffectRequest, derive_key
 
@@ -162,11 +163,14 @@ UNLINKED = ", ".join(
 UNLINK_EFFECTS_OF_SESSION = f"""
 UPDATE hf_effects SET unlinked_at = :now, {UNLINKED} WHERE session_number = :number
 """  # noqa: S608
-UNLINK_EFFECTS = f"""
-UPDATE hf_effects SET unlinked_at = :now, {UNLINKED} WHERE number IN (
-    SELECT number FROM hf_effects WHERE session_number IN {GIVEN_NUMBERS} AND unlinked_at IS NULL
+_LINKED = one_of(
+    f"""
+    SELECT number FROM hf_effects WHERE session_number {AMONG_NUMBERS} AND unlinked_at IS NULL
     LIMIT :limit
-) RETURNING number
+    """  # noqa: S608
+)
+UNLINK_EFFECTS = f"""
+UPDATE hf_effects SET unlinked_at = :now, {UNLINKED} WHERE number {_LINKED} RETURNING number
 """  # noqa: S608
 
 # Includes those of an earlier session of the same id, which calls of this one find.

@@ -18,7 +18,7 @@ from ..kernel.operation import Op, Query, Row, batch, one, rows
 from ..kernel.sql import given
 from ..records import Checkpoint, Effect
 from ..sessions.access import Place
-from ..sessions.rows import ALL_SESSIONS, GIVEN_NUMBERS
+from ..sessions.rows import ALL_SESSIONS, AMONG_NUMBERS
 from ..wire import travels
 from .calls import prepare
 from .history import effects_after
@@ -44,7 +44,7 @@ FIND_IN_FLIGHT, FIND_IN_DOUBT = (
 )
 # A rewind to the newest version of a session would lose the effects that were issued since.
 SESSIONS_WITH_NEWER = f"""
-SELECT s.number FROM {ALL_SESSIONS} WHERE s.number IN {GIVEN_NUMBERS} AND s.version <= coalesce((
+SELECT s.number FROM {ALL_SESSIONS} WHERE s.number {AMONG_NUMBERS} AND s.version <= coalesce((
     SELECT e.issued_version FROM hf_effects e WHERE e.session_number = s.number
     ORDER BY e.number DESC LIMIT 1
 ), 0)
@@ -237,7 +237,7 @@ def _texts(whose: str) -> tuple[list[str], list[str]]:
 
 
 OF_NO_SESSION = _texts("session_number IS NULL")
-OF_SESSIONS = _texts(f"session_number IN {GIVEN_NUMBERS}")
+OF_SESSIONS = _texts(f"session_number {AMONG_NUMBERS}")
 
 
 def last_effect() -> Op[int]:

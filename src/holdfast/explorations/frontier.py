@@ -13,7 +13,7 @@ from typing import Any
 
 from ..dataclass import dataclass
 from ..kernel.operation import C, FreshId, Op, Query, batch, one, operation, query, rows
-from ..kernel.sql import given, given_keys
+from ..kernel.sql import among, given
 from ..leases import lease_milliseconds
 from ..sessions.rows import ALL_SESSIONS
 from ..work import Submission
@@ -44,7 +44,7 @@ VALUES (:session, :from_id, :candidate) RETURNING number
 """
 GIVEN_ENTRIES = f"""
 SELECT number, from_id, candidate, deaths FROM hf_world_frontier
-WHERE number IN {given_keys("numbers", "INTEGER")} AND session_number = :session ORDER BY number
+WHERE number {among("numbers", "INTEGER")} AND session_number = :session ORDER BY number
 """  # noqa: S608
 COUNT_DEATH = "UPDATE hf_world_frontier SET deaths = deaths + 1 WHERE number = :number"
 REMOVE_ENTRY = """

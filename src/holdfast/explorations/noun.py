@@ -10,7 +10,7 @@ from ..kernel.flow import Flow, perform
 from ..kernel.nouns import Noun, Retention
 from ..kernel.operation import Op, Query, Runtime, batch, defer, operation, rows
 from ..records import Finding, Pruned, SessionRef
-from ..sessions.rows import ALL_SESSIONS, GIVEN_NUMBERS, numbers_of
+from ..sessions.rows import ALL_SESSIONS, AMONG_NUMBERS, numbers_of
 from ..work.noun import remove_queue, used_queues
 from .portable import ExplorationsPortable
 from .rows import queues_of
@@ -21,12 +21,12 @@ NUMBERED = ("hf_world_frontier", "hf_world_steps", "hf_world_states", "hf_world_
 REMOVE_ROWS = [
     f"""
     DELETE FROM {table} WHERE number IN (
-        SELECT number FROM {table} WHERE session_number IN {GIVEN_NUMBERS} LIMIT :limit
+        SELECT number FROM {table} WHERE session_number {AMONG_NUMBERS} LIMIT :limit
     ) RETURNING number
     """  # noqa: S608
     for table in NUMBERED
 ]
-REMOVE_WORLDS = f"DELETE FROM hf_worlds WHERE session_number IN {GIVEN_NUMBERS}"  # noqa: S608
+REMOVE_WORLDS = f"DELETE FROM hf_worlds WHERE session_number {AMONG_NUMBERS}"  # noqa: S608
 ENDED_LONG_AGO = f"""
 SELECT s.number FROM {ALL_SESSIONS} JOIN hf_worlds w ON w.session_number = s.number
 WHERE s.status IN ('completed', 'failed', 'cancelled') AND s.updated_at < :now - :age_ms

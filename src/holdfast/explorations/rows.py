@@ -23,7 +23,7 @@ from ..kernel.operation import (
     query,
     rows,
 )
-from ..kernel.sql import given, given_keys
+from ..kernel.sql import among, given
 from ..records import Activity
 from ..sessions.access import lock_and_read, require_fence, require_open
 from ..sessions.handle import SessionHandle
@@ -88,7 +88,7 @@ SELECT number, id, body FROM hf_world_states WHERE {AFTER}
 """  # noqa: S608
 GIVEN_STATES = f"""
 SELECT number, id, body FROM hf_world_states
-WHERE session_number = :session AND id IN {given_keys("ids")}
+WHERE session_number = :session AND id {among("ids")}
 """  # noqa: S608
 SELECT_STEPS = """
 SELECT number, from_id, candidate, to_id, has_findings, body FROM hf_world_steps

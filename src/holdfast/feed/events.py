@@ -21,7 +21,7 @@ from ..kernel.append_only import through_door
 from ..kernel.driver import Services
 from ..kernel.operation import Decide, Deferred, Emit, Lock, Op, Query, R, Row, defer, one, rows
 from ..kernel.owned_rows import OwnedRows, read_each
-from ..kernel.sql import given, given_keys
+from ..kernel.sql import among, given
 from ..records import Event
 
 CREATE_TREE = "INSERT INTO hf_trees (root_id) VALUES (:root_id) ON CONFLICT DO NOTHING"
@@ -31,7 +31,7 @@ LOCK_TREE_AT_ONCE = """
 SELECT root_id FROM hf_trees WHERE root_id = :root_id /*pg FOR NO KEY UPDATE NOWAIT */
 """
 LOCK_FREE_TREES = f"""
-SELECT root_id FROM hf_trees WHERE root_id IN {given_keys("root_ids")}
+SELECT root_id FROM hf_trees WHERE root_id {among("root_ids")}
 ORDER BY root_id /*pg FOR NO KEY UPDATE SKIP LOCKED */
 """  # noqa: S608
 ADVANCE_FEED = "UPDATE hf_trees SET position = position + :count WHERE root_id = :root_id"

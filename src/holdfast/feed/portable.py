@@ -25,7 +25,7 @@ from ..kernel.portable import (
 )
 from ..kernel.schema import read_now_ms
 from ..kernel.signals import TREE_TOPIC
-from ..kernel.sql import given, given_keys
+from ..kernel.sql import among, given
 from .events import emit, event
 
 
@@ -110,7 +110,7 @@ RAISE_SEQUENCE = """
 UPDATE hf_trees SET sequence = :sequence WHERE root_id = :root_id AND sequence < :sequence
 """
 ADVANCE_FEEDS = f"""
-UPDATE hf_trees SET position = position + 1 WHERE root_id IN {given_keys("root_ids")}
+UPDATE hf_trees SET position = position + 1 WHERE root_id {among("root_ids")}
 """  # noqa: S608
 TREES = OwnedRows(
     TreeRecord.selected(), "hf_trees", "root_id = {owner}", {"root_id": ""}, owner="TEXT"

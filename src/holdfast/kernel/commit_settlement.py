@@ -16,7 +16,7 @@ from ..errors import InvalidArgument
 from ..wire import travels
 from .flow import Flow, perform
 from .operation import Op, Query, one, operation, rows, whole_query
-from .sql import given, given_keys
+from .sql import among, given
 
 # A closed row has a negative number. Marking a batch there fails on the column's NOT NULL.
 _MARK = """
@@ -51,7 +51,7 @@ SELECT id FROM hf_writers WHERE id > :after AND updated_at < :now - :age_ms
 ORDER BY id LIMIT :limit
 """
 FORGET_WRITERS = f"""
-DELETE FROM hf_writers WHERE id IN {given_keys("ids")} AND updated_at < :now - :age_ms
+DELETE FROM hf_writers WHERE id {among("ids")} AND updated_at < :now - :age_ms
 RETURNING id
 """  # noqa: S608
 # Ids sort by the time their connection was opened, so the oldest writers come first.

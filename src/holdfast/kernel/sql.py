@@ -165,14 +165,32 @@ def given_keys(parameter: str, kind: Literal["INTEGER", "TEXT"] = "TEXT") -> str
     """Return a subquery for the keys that `given` packed, with the one column `given_key`.
 
     PostgreSQL expects a hundred keys of JSON, and may read a whole table for them; of an array it
-    expects ten, and looks for each in the index.
+    expects ten.
     """
     return f"""(
     /*pg SELECT unnest(ARRAY( */
-    SELECT CAST(key AS {kind}) AS given_key
-    FROM json_each(CAST(:{parameter} AS TEXT) /*pg ::json */)
+    {_unpacked(parameter, kind)}
     /*pg )) AS given_key */
-)"""  # noqa: S608
+)"""
+
+
+def among(parameter: str, kind: Literal["INTEGER", "TEXT"] = "TEXT") -> str:
+    """Return the second half of a condition: that a column has one of the keys given so."""
+    return one_of(_unpacked(parameter, kind))
+
+
+def one_of(query: str) -> str:
+    """Return the second half of a condition: that a column has one of the few values of a query.
+
+    PostgreSQL looks for each value of an array in the index; a subquery it may join with the whole
+    table instead, where few sessions have most of the rows or a LIMIT is expected to end it soon.
+    """
+    return f"/*sqlite*/ IN /*end*/ /*pg = ANY */ ( /*pg ARRAY( */ {query} /*pg ) */ )"
+
+
+def _unpacked(parameter: str, kind: str) -> str:
+    return f"""SELECT CAST(key AS {kind}) AS given_key
+    FROM json_each(CAST(:{parameter} AS TEXT) /*pg ::json */)"""  # noqa: S608
 
 
 def along(columns: Mapping[str, str], start: str) -> str:

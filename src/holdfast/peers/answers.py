@@ -27,7 +27,7 @@ from ..kernel.operation import (
 )
 from ..records import EndedItem, SessionRef
 from ..sessions.access import LOCK_SESSION, Place
-from ..sessions.rows import GIVEN_NUMBERS, READ_PLACE_BY_ID, numbers_of
+from ..sessions.rows import AMONG_NUMBERS, READ_PLACE_BY_ID, numbers_of
 from ..trees import OPEN
 from ..work.items import READ_ITEM
 from .artifacts import (
@@ -94,7 +94,7 @@ SELECT {SETTLED_COLUMNS}, {HAS_ARTIFACTS} AS has_artifacts FROM hf_asks WHERE {S
 # Nothing collects the answers of a session that has ended or was rewound.
 CLOSE_ANSWERED = f"""
 UPDATE hf_asks SET closed_at = :now
-WHERE session_number IN {GIVEN_NUMBERS} AND state <> 'open' AND closed_at IS NULL
+WHERE session_number {AMONG_NUMBERS} AND state <> 'open' AND closed_at IS NULL
 """  # noqa: S608
 READ_NEXT_DUE = f"SELECT ({NEXT_DUE}) AS deadline_at, :now AS now"
 

@@ -38,7 +38,7 @@ from ..kernel.operation import (
     rows,
     together,
 )
-from ..kernel.sql import given, given_keys
+from ..kernel.sql import among, given
 from ..sessions.access import Place
 from ..sessions.creation import new_session, require_parent
 from ..sessions.handle import SessionHandle
@@ -75,7 +75,7 @@ READ_ASK = f"{SELECT_ASKS} WHERE id = :id"
 # A session serves the call of its own id and tree: a call from elsewhere may have any id.
 SERVED = "id = :id AND root_id = :root_id"
 READ_SERVED_ASK = f"{SELECT_ASKS} WHERE {SERVED}"
-READ_ASKS = f"{SELECT_ASKS} WHERE id IN {given_keys('ids')}"
+READ_ASKS = f"{SELECT_ASKS} WHERE id {among('ids')}"
 ADD_ASK = f"""
 INSERT INTO hf_asks (
     id, session_number, session_id, root_id, agent, user_id, route, remote_store, origin_id,

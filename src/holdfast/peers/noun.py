@@ -24,10 +24,10 @@ from ..kernel.operation import (
     query,
     rows,
 )
-from ..kernel.sql import given, given_keys
+from ..kernel.sql import among, given
 from ..records import EndedItem, Finding, Pruned, SessionRef, Swept
 from ..sessions.access import LOCK_SESSION, Place
-from ..sessions.rows import GIVEN_NUMBERS, numbers_of, released
+from ..sessions.rows import AMONG_NUMBERS, numbers_of, released
 from .answers import (
     CLOSE_ANSWERED,
     NEXT_DUE,
@@ -48,12 +48,12 @@ from .settlement import WITH_ASKER, WITH_PEER, settle
 REMOVED_PER_PASS = 500
 OVERDUE_MS = 60_000
 
-GIVEN_IDS = given_keys("ids")
+AMONG_IDS = among("ids")
 OPEN_OF_SESSIONS = f"""
-{SELECT_ASKS} WHERE session_number IN {GIVEN_NUMBERS} AND coalesce(state, '') = 'open'
+{SELECT_ASKS} WHERE session_number {AMONG_NUMBERS} AND coalesce(state, '') = 'open'
 ORDER BY number LIMIT :limit
 """
-SERVED_BY = f"{SELECT_ASKS} WHERE id IN {GIVEN_IDS} AND coalesce(state, '') = 'open'"
+SERVED_BY = f"{SELECT_ASKS} WHERE id {AMONG_IDS} AND coalesce(state, '') = 'open'"
 UNCLOSED_OF_SESSION = f"""
 {SELECT_ASKS} WHERE session_number = :number AND closed_at IS NULL ORDER BY number
 """
@@ -71,26 +71,26 @@ SELECT EXISTS (
 CANCEL_PAUSES = f"""
 UPDATE hf_pauses SET closed_at = :now,
     state = CASE WHEN state = 'waiting' THEN 'cancelled' ELSE 'closed' END
-WHERE session_number IN {GIVEN_NUMBERS}
+WHERE session_number {AMONG_NUMBERS}
     AND coalesce(state, '') IN ('waiting', 'ready', 'resumed')
 """  # noqa: S608
 REMOVALS = (
     f"""
     DELETE FROM hf_asks WHERE number IN (
-        SELECT number FROM hf_asks WHERE session_number IN {GIVEN_NUMBERS} LIMIT :limit
+        SELECT number FROM hf_asks WHERE session_number {AMONG_NUMBERS} LIMIT :limit
     ) RETURNING number
     """,  # noqa: S608
     f"""
-    DELETE FROM hf_asks WHERE session_number IS NULL AND id IN {GIVEN_IDS} RETURNING number
+    DELETE FROM hf_asks WHERE session_number IS NULL AND id {AMONG_IDS} RETURNING number
     """,  # noqa: S608
     f"""
     DELETE FROM hf_pauses WHERE number IN (
-        SELECT number FROM hf_pauses WHERE session_number IN {GIVEN_NUMBERS} LIMIT :limit
+        SELECT number FROM hf_pauses WHERE session_number {AMONG_NUMBERS} LIMIT :limit
     ) RETURNING number
     """,  # noqa: S608
     f"""
     DELETE FROM hf_artifacts WHERE number IN (
-        SELECT number FROM hf_artifacts WHERE session_number IN {GIVEN_NUMBERS} LIMIT :limit
+        SELECT number FROM hf_artifacts WHERE session_number {AMONG_NUMBERS} LIMIT :limit
     ) RETURNING number
     """,  # noqa: S608
 )

@@ -9,13 +9,13 @@ from ..formatting import plural
 from ..kernel.flow import Flow, perform
 from ..kernel.nouns import Noun, Retention
 from ..kernel.operation import Op, Query, Runtime, batch, one, operation, query, rows
-from ..kernel.sql import given, given_keys
+from ..kernel.sql import among, given
 from ..records import Finding, Pruned, SessionRef, Swept
 
 KEPT_MS = 24 * 3600 * 1000
 REMOVED_PER_PASS = 500
 
-OF_SESSIONS = f"session_id IN {given_keys('session_ids')}"
+OF_SESSIONS = f"session_id {among('session_ids')}"
 REMOVE_REPLIES = f"""
 DELETE FROM hf_replies WHERE (scope, key) IN (
     SELECT r.scope, r.key FROM hf_replies r WHERE r.key <> '' AND r.{OF_SESSIONS} LIMIT :limit

@@ -11,7 +11,7 @@ from ..kernel.operation import Lock, Op, Query, Row, Runtime, batch
 from ..kernel.sql import given
 from ..leases import Guard, Keeper
 from ..wire import travels
-from .rows import GIVEN_NUMBERS
+from .rows import AMONG_NUMBERS
 
 LOCK_SESSION = """
 SELECT number, agent, user_id, version, epoch, head, origin_number, status, holder, fence,
@@ -21,7 +21,7 @@ FROM hf_sessions WHERE number = :number /*pg FOR NO KEY UPDATE */
 # For a transaction that has the lock of the tree: only a late renewal can change the row, and its
 # holder is fenced by whoever takes the lease.
 LOOK_AT_SESSION = LOCK_SESSION.replace("/*pg FOR NO KEY UPDATE */", "")
-LOOK_AT_SESSIONS = LOOK_AT_SESSION.replace("= :number", f"IN {GIVEN_NUMBERS}")
+LOOK_AT_SESSIONS = LOOK_AT_SESSION.replace("= :number", f"{AMONG_NUMBERS}")
 # The statuses of sessions that are ended in several transactions; they cannot be reopened.
 CLOSING = frozenset({"cancelling", "deleting"})
 # The same rule as `require_writable`, as a condition of statements.

@@ -14,7 +14,7 @@ from ..dataclass import dataclass
 from ..errors import SessionNotFound
 from ..kernel.nouns import find_row
 from ..kernel.operation import Op, Row, listed, one, rows
-from ..kernel.sql import along, given, given_keys, merged
+from ..kernel.sql import along, among, given, given_keys, merged
 from ..leases import EARLIER_BOOT, LeasedTable
 from ..records import STATUSES, SessionInfo, SessionRef
 
@@ -37,6 +37,7 @@ IS_OF_TREE = "(SELECT s.root_id FROM hf_sessions s WHERE s.number = {number}) = 
 
 # Fragment: the numbers of sessions, as `numbers_of` packs them into one parameter.
 GIVEN_NUMBERS = given_keys("numbers", "INTEGER")
+AMONG_NUMBERS = among("numbers", "INTEGER")
 
 SESSION_COLUMNS = """number, id, name, parent_id, root_id, agent, user_id, status, version, epoch,
     origin_version, metadata, holder, lease_expires_at,
@@ -105,7 +106,7 @@ LEASED_TO_ITEM = """holder = ({holder}), fence = fence + 1, status = 'active',
     lease_expires_at = ({expires_at})"""
 LIST_DRIVEN = f"""
 SELECT number FROM hf_sessions
-WHERE number IN {GIVEN_NUMBERS} AND holder IS NOT NULL AND lease_expires_at > :now
+WHERE number {AMONG_NUMBERS} AND holder IS NOT NULL AND lease_expires_at > :now
 """  # noqa: S608
 FIND_DRIVEN = """
 SELECT id, holder FROM hf_sessions

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ..formatting import plural
 from ..kernel.operation import Op, Query, defer, rows
 from ..records import Finding, SessionRef
-from .rows import GIVEN_NUMBERS, numbers_of, ref_of
+from .rows import AMONG_NUMBERS, numbers_of, ref_of
 
 _BELOW = """
 WITH RECURSIVE below (number, id, root_id) AS (
@@ -25,14 +25,14 @@ SELECT number, id, root_id FROM hf_sessions WHERE root_id = :id AND number > :af
 ORDER BY number LIMIT :limit
 """
 READ_STATUSES = f"""
-SELECT number, id, root_id, status FROM hf_sessions WHERE number IN {GIVEN_NUMBERS} ORDER BY number
+SELECT number, id, root_id, status FROM hf_sessions WHERE number {AMONG_NUMBERS} ORDER BY number
 """  # noqa: S608
 SET_STATUSES = f"""
 UPDATE hf_sessions SET status = :status, updated_at = :now, holder = NULL,
     lease_expires_at = NULL, fence = fence + 1
-WHERE number IN {GIVEN_NUMBERS} AND status <> 'deleting'
+WHERE number {AMONG_NUMBERS} AND status <> 'deleting'
 """  # noqa: S608
-REMOVE_SESSIONS = f"DELETE FROM hf_sessions WHERE number IN {GIVEN_NUMBERS}"  # noqa: S608
+REMOVE_SESSIONS = f"DELETE FROM hf_sessions WHERE number {AMONG_NUMBERS}"  # noqa: S608
 LIST_UNFINISHED = """
 SELECT s.id, s.status FROM hf_sessions s WHERE s.status IN ('cancelling', 'deleting')
     AND NOT EXISTS (

@@ -42,11 +42,11 @@ from ..kernel.operation import (
     rows,
     whole_query,
 )
+from ..kernel.sql import among, merged
 from ..kernel.sql import given as given_as
-from ..kernel.sql import given_keys, merged
 from ..records import SessionInfo
 from ..sessions.handle import SessionHandle
-from ..sessions.rows import GIVEN_NUMBERS, ONE_SESSION
+from ..sessions.rows import AMONG_NUMBERS, ONE_SESSION
 from ..wire import travels
 from .money import NUMBER_MAX, Money, dollars, nanos
 
@@ -101,7 +101,7 @@ WHERE scope = :scope AND attempts > 0 ORDER BY model, source, state
 """  # noqa: S608
 REMOVE_SPEND_DETAILS = f"""
 UPDATE hf_spend SET details = NULL WHERE number IN (
-    SELECT number FROM hf_spend WHERE session_number IN {GIVEN_NUMBERS} AND details IS NOT NULL
+    SELECT number FROM hf_spend WHERE session_number {AMONG_NUMBERS} AND details IS NOT NULL
     LIMIT :limit
 ) RETURNING number
 """  # noqa: S608
@@ -131,7 +131,7 @@ SELECT {{name}} AS name, {", ".join(f"sum({name}) AS {name}" for name in SUMS)} 
 """  # noqa: S608
 READ_COSTS = f"""
 SELECT scope, sum(nano_usd) AS nano_usd FROM hf_spend_totals
-WHERE scope IN {given_keys("scopes")} GROUP BY scope
+WHERE scope {among("scopes")} GROUP BY scope
 """  # noqa: S608
 IS_THERE = f"SELECT s.number FROM {ONE_SESSION}"  # noqa: S608
 SESSION_DRIVER = f"""

@@ -27,7 +27,7 @@ from ..kernel.operation import (
     query,
     rows,
 )
-from ..kernel.sql import given, given_keys
+from ..kernel.sql import among, given
 from ..leases import lease_milliseconds
 from ..sessions.access import lock_and_read_with, require_open, require_writable
 from ..sessions.rows import (
@@ -125,7 +125,7 @@ LEASED = LEASED_TO_ITEM.format(**OF_ITEM)
 LEASE_SESSIONS = LEASE_SESSIONS_TO_ITEMS.format(
     items=f"""
     SELECT w.session_number, {DRIVER} AS holder, w.lease_expires_at AS expires_at
-    FROM hf_work w WHERE w.number IN {given_keys("items", "INTEGER")}
+    FROM hf_work w WHERE w.number {among("items", "INTEGER")}
     """  # noqa: S608
 )
 SET_DRIVING = """

@@ -16,7 +16,7 @@ from ..kernel.operation import Lock, Op, Query, Row, Runtime, one, operation, qu
 from ..kernel.sql import given, given_keys
 from ..leases import EARLIER_BOOT
 from ..records import Pruned, SessionRef, Swept
-from ..sessions.rows import GIVEN_NUMBERS, numbers_of
+from ..sessions.rows import AMONG_NUMBERS, GIVEN_NUMBERS, numbers_of
 from . import transitions
 from .claims import NEXT_DUE, heartbeat
 from .items import LOCK_HELD, SELECT_ITEMS, Item
@@ -30,7 +30,7 @@ REMOVED_PER_PASS = 500
 # No limit: all items of a session.
 ITEMS_MAX = 2**53
 
-OF_SESSIONS = f"session_number IN {GIVEN_NUMBERS}"
+OF_SESSIONS = f"session_number {AMONG_NUMBERS}"
 # With an OFFSET, PostgreSQL looks for each session's in the index, however many it expects.
 OF_EACH_SESSION = f"""{GIVEN_NUMBERS} AS given CROSS JOIN /*pg LATERAL (SELECT * FROM */
     hf_work AS w INDEXED BY ix_work_session /*pg WHERE {{which}} OFFSET 0) AS w */
