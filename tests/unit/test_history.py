@@ -48,3 +48,17 @@ def test_a_call_without_an_answer_is_unknown(tmp_path: Path) -> None:
     calls = read(tmp_path)
     assert [found.outcome for found in calls] == ["ok", "fail", "info", "info"]
     assert (calls[0].result, calls[0].arguments) == (7, {"amount": 1})
+
+
+def test_a_line_that_a_kill_cut_off_is_left_out(tmp_path: Path) -> None:
+    history = History(tmp_path)
+    with history.call("add"):
+        pass
+    [file] = tmp_path.iterdir()
+    whole = file.read_bytes()
+    asked = whole.index(b"\n") + 1
+    found = []
+    for length in (asked - 1, asked, len(whole) - 1, len(whole)):
+        file.write_bytes(whole[:length])
+        found.append([call.outcome for call in read(tmp_path)])
+    assert found == [[], ["info"], ["info"], ["ok"]]

@@ -63,15 +63,19 @@ class History:
         self._write(id=id, outcome="ok", result=call.result, at=time.monotonic_ns())
 
     def _write(self, **line: Any) -> None:
-        # One write is one line in the file, whatever kills the process afterwards.
+        # One write is one line in the file. A kill may cut the last one off.
         os.write(self._descriptor, (json.dumps(line) + "\n").encode())
 
 
 def read(directory: Path) -> list[Recorded]:
-    """Return every call of every client, in the order in which they were made."""
+    """Return every call of every client, in the order in which they were made.
+
+    What a kill cut off is left out: a call that was not made yet, or an answer that nobody got.
+    """
     calls: dict[str, Recorded] = {}
     for path in sorted(directory.glob("*.jsonl")):
-        for text in path.read_text().splitlines():
+        *lines, _ = path.read_text().split("\n")
+        for text in lines:
             line = json.loads(text)
             if "name" in line:
                 calls[line["id"]] = Recorded(
