@@ -74,8 +74,6 @@ def test_a_server_that_is_stopped_and_started_again_delays_and_loses_nothing(
     transport.close()
 
 
-# The client, cancelled while it connects again, may leave its socket to the garbage collector.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("colour", ["sync", "async"])
 @pytest.mark.parametrize("is_connected", [False, True])
 def test_a_mesh_is_closed_soon_while_the_server_does_not_respond(
