@@ -1,14 +1,13 @@
 """Peers: fan-out and fan-in, what an answer costs, and what waiting costs.
 
-Holdfast beside child workflows of DBOS and events of Absurd on PostgreSQL, each in a database of
-its own on one server, and beside the design with three tables that Holdfast's peers come from.
+Holdfast beside child workflows of DBOS and events of Absurd on PostgreSQL, each in a process
+and a database of its own, and beside the design with three tables that Holdfast's peers come from.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import importlib.util
 import os
 import tempfile
@@ -32,6 +31,7 @@ from .measure import (
     versions,
 )
 from .meshes import Collector, Fan, HoldfastCollector, HoldfastFan, ThreeTables
+from .meshes_apart import FanApart
 from .meshes_peers import AbsurdFan, DbosFan
 from .queues import database
 
@@ -77,17 +77,14 @@ def run(console: Console, *, quick: bool) -> Report:
 
 
 @contextlib.contextmanager
-def _fans(dsn: str) -> Iterator[list[Fan]]:
+def _fans(dsn: str) -> Iterator[list[FanApart]]:
     with contextlib.ExitStack() as stack:
         fans = []
         for kind, module in FANS.items():
             if importlib.util.find_spec(module) is not None:
-                fan = kind(stack.enter_context(database(dsn)))
+                fan = FanApart(kind, stack.enter_context(database(dsn)))
                 stack.callback(fan.close)
-                fan.open()
                 fans.append(fan)
-        # What was imported for the peers is not walked again by every collection of garbage.
-        gc.freeze()
         yield fans
 
 
@@ -102,11 +99,13 @@ def _collectors(dsn: str) -> Iterator[list[Collector]]:
         yield found
 
 
-def _fan(console: Console, report: Report, plan: Plan, fans: Sequence[Fan], peers: int) -> None:
-    def measured(fan: Fan) -> Figures:
+def _fan(
+    console: Console, report: Report, plan: Plan, fans: Sequence[FanApart], peers: int
+) -> None:
+    def measured(fan: FanApart) -> Figures:
         requests = max(1, plan.trips // peers)
-        seconds = _seconds(fan, requests, peers)
-        alone = percentile([_seconds(fan, 1, peers) for _ in range(plan.alone)], 0.5)
+        seconds = fan.seconds(requests, peers)
+        alone = percentile([fan.seconds(1, peers) for _ in range(plan.alone)], 0.5)
         return {RATE: requests * peers / seconds, LATENCY: alone * 1e3}
 
     first = fans[0].name
@@ -122,15 +121,6 @@ def _fan(console: Console, report: Report, plan: Plan, fans: Sequence[Fan], peer
         text = f"PostgreSQL: round trips with {peers} peers, times the rate of {fan.name}"
         times = table.times_slower(fan.name, first)
         report.targets.append(Target(text, times, at_least=TIMES_FASTER))
-
-
-def _seconds(fan: Fan, requests: int, peers: int) -> float:
-    started = time.perf_counter()
-    answers = fan.ask(requests, peers)
-    seconds = time.perf_counter() - started
-    if answers != [list(range(peers))] * requests:
-        raise RuntimeError(f"{fan.name} gave {answers[:3]} …")
-    return seconds
 
 
 def _collect(

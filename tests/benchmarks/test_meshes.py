@@ -12,7 +12,9 @@ import holdfast
 from benchmarks.keepers import Place
 from benchmarks.mesh_waiting import fill, park
 from benchmarks.meshes import Collector, HoldfastCollector, HoldfastFan, ThreeTables
+from benchmarks.meshes_apart import FanApart
 from benchmarks.queues import database
+from tests.mesh.meshes import until
 
 
 @pytest.fixture
@@ -38,6 +40,21 @@ def test_requests_fan_out_and_in(tmp_path: Path) -> None:
         assert fan.ask(2, 3) == [[0, 1, 2]] * 2
     finally:
         fan.close()
+
+
+def test_a_fan_apart_stands_still_while_it_is_not_measured(tmp_path: Path) -> None:
+    fan = FanApart(HoldfastFan, Place(path=tmp_path / "mesh.db"))
+    try:
+        for _ in range(2):
+            until(lambda: state(fan.process.pid) == "T", "the process goes on")
+            assert fan.seconds(2, 3) > 0
+    finally:
+        fan.close()
+    assert fan.process.exitcode == 0
+
+
+def state(pid: int | None) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def test_sessions_are_parked_until_there_are_so_many(tmp_path: Path) -> None:
