@@ -18,6 +18,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from holdfast.formatting import plural
+
 from . import mesh_waiting, servers
 from .measure import (
     RATE,
@@ -118,7 +120,7 @@ def _fan(
     table.show(console)
     report.tables.append(table)
     for fan in fans[1:]:
-        text = f"PostgreSQL: round trips with {peers} peers, times the rate of {fan.name}"
+        text = f"PostgreSQL: round trips with {plural(peers, 'peer')}, times the rate of {fan.name}"
         times = table.times_slower(fan.name, first)
         report.targets.append(Target(text, times, at_least=TIMES_FASTER))
 
