@@ -140,7 +140,7 @@ def test_progress_errors_and_artifacts_travel_with_the_answers(net: Net) -> None
     ]
 
 
-@pytest.mark.parametrize("reason", ["cancelled", "timeout"])
+@pytest.mark.parametrize("reason", ["cancelled", "timeout", "deleted"])
 def test_a_peer_whose_answer_is_not_wanted_any_more_is_cancelled(net: Net, reason: str) -> None:
     begun, stopped = threading.Event(), threading.Event()
 
@@ -163,18 +163,22 @@ def test_a_peer_whose_answer_is_not_wanted_any_more_is_cancelled(net: Net, reaso
         assert begun.wait(120)
         if reason == "cancelled":
             net.store.find_session("r1").cancel()
+        elif reason == "deleted":
+            net.store.find_session("r1").delete(force=True)
         else:
             # The lease of the peer's item is longer.
             net.clock.advance(1.5)
-        answer = mesh.request("planner", request_id="r1").answer
-        expected = {"timeout": ["ok", ["timeout"]], "cancelled": ["cancelled", answer.result]}
-        assert [answer.status, answer.result] == expected[reason]
+        if reason != "deleted":
+            answer = mesh.request("planner", request_id="r1").answer
+            expected = {"timeout": ["ok", ["timeout"]], "cancelled": ["cancelled", answer.result]}
+            assert [answer.status, answer.result] == expected[reason]
         assert stopped.wait(120)
         until(lambda: is_idle(net.store) and is_idle(net.peers), "something is left")
-    [served] = net.peers.sessions(agent="weather")
-    assert served.status == "cancelled"
-    [ask_] = net.store.asks(agent="weather")
-    assert (ask_.state, ask_.late) == (reason, None)
+    served = [each.status for each in net.peers.sessions(agent="weather")]
+    is_gone = reason == "deleted"
+    assert served == ([] if is_gone and net.peers is net.store else ["cancelled"])
+    asked = [(each.state, each.late) for each in net.store.asks(agent="weather")]
+    assert asked == ([] if is_gone else [(reason, None)])
 
 
 def test_an_answer_that_comes_before_the_pause_is_not_lost(net: Net) -> None:

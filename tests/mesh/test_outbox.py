@@ -188,9 +188,14 @@ def test_deleting_a_session_that_waits_cancels_its_calls_elsewhere(
 ) -> None:
     monkeypatch.setattr(trees, "SESSIONS_AT_ONCE", sessions_at_once)
     ids = [planner.ask("weather", number).id for number in range(3)]
-    take(store, 2)
+    requests = take(store, 2)
     planner.delete()
     assert outbox(store) == [("cancel", id, 0) for id in ids[:2]]
+    cancels = take(store)
+    assert [cancel_token(each.token) for each in cancels] == [each.token for each in requests]
+    told = [(each.agent, each.user, each.session_id, each.root_id) for each in cancels]
+    assert told == [("weather", "ann", "plan", "plan")] * 2
+    assert [store.runtime.codec.decode(each.body) for each in cancels] == [None, None]
 
 
 def test_a_request_whose_call_is_gone_is_not_sent(

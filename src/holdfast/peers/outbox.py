@@ -29,6 +29,9 @@ REMOVE_OF_ASK = """
 DELETE FROM hf_outbox WHERE ask_id = :ask_id AND kind = :kind AND address = :address
 RETURNING attempts
 """
+READ_ASKER = """
+SELECT cancel_key, agent, user_id, session_id, root_id FROM hf_asks WHERE id = :id
+"""
 
 
 def agent_address(agent: str) -> str:
@@ -77,7 +80,10 @@ def post_answer(
 
 
 def withdraw_request(runtime: Runtime, ask: Row, *, tells_peer: bool) -> Op[None]:
-    """Stop sending the request of a call; if it may have reached another store, cancel it there."""
+    """Stop sending the request of a call; if it may have reached another store, cancel it there.
+
+    The cancel has with it what it needs of the call, which may be deleted before it is sent.
+    """
     address = agent_address(ask["agent"])
     waiting = yield from one(REMOVE_OF_ASK, ask_id=ask["id"], kind="request", address=address)
     is_unsent = waiting is not None and waiting["attempts"] == 0
@@ -85,7 +91,8 @@ def withdraw_request(runtime: Runtime, ask: Row, *, tells_peer: bool) -> Op[None
         return
     if ask["remote_store"] is not None:
         address = store_address(ask["remote_store"])
-    yield from post(runtime, "cancel", ask["id"], ask["route"], address)
+    asker = yield from one(READ_ASKER, id=ask["id"])
+    yield from post(runtime, "cancel", ask["id"], ask["route"], address, asker)
 
 
 def cancel_token(key: str) -> str:

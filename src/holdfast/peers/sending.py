@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ..kernel.operation import Lock, Op, Row, Runtime, one, operation, query, rows
 from .answers import answer
@@ -64,17 +66,17 @@ def take_due(runtime: Runtime, route: str, limit: int, lease_ms: int) -> Op[list
 def _outgoing(runtime: Runtime, row: Row) -> Op[Outgoing | None]:
     """Return a message; a request whose call was removed is removed too."""
     codec, id, kind = runtime.codec, row["ask_id"], row["kind"]
-    ask = None
-    if kind in {"request", "cancel"}:
-        ask = yield from one(READ_ASK, id=id)
+    told: Mapping[str, Any] = {}
     body = opened(codec, row["body"], message_context(id))
     if kind == "request":
+        ask = yield from one(READ_ASK, id=id)
         if ask is None:
             yield from rows(REMOVE_MESSAGE, number=row["number"], ask_id=id)
             return None
         # Encoded alone, so that an input of the maximum size can be sent.
-        body = opened(codec, ask["input"], ask_context(id, "input"))
-    told = ask or {}
+        told, body = ask, opened(codec, ask["input"], ask_context(id, "input"))
+    elif kind == "cancel":
+        told, body = body or {}, None
     return Outgoing(
         number=row["number"],
         attempts=row["attempts"],
