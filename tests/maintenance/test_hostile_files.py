@@ -18,6 +18,7 @@ from holdfast.codec import Codec, Limits
 from holdfast.effects.portable import AncestryRecord, EffectRecord, SaltsRecord
 from holdfast.errors import CorruptRecord, InvalidArgument, LimitExceeded
 from holdfast.feed.portable import EventRecord, TreeRecord
+from holdfast.mesh import Service
 from holdfast.peers.portable import AskRecord
 from holdfast.portable import file as format
 from holdfast.records import EffectReason
@@ -217,6 +218,48 @@ def test_a_call_is_served_by_no_session_of_another_tree(
                 item.complete("secret")
         (asked,) = store.find_session("mallory").asks()
         assert (asked.state, asked.answer) == ("open", None)
+
+
+@pytest.mark.parametrize("end", ["answer", "cancel", "end"])
+def test_the_end_of_a_call_stops_no_session_of_another_tree(
+    place: Any, file: Path, end: str
+) -> None:
+    with open_at({"url": "sqlite://"}) as source:
+        source.session("mallory", agent="spy").ask("victim", "what do you know?")
+        source.export(file)
+    craft(file, changed(read(file), AskRecord, id="victim"))
+    with open_at(place) as store:
+        victim = store.session("victim")
+        victim.add_artifact("plan", data="secret")
+        item = store.work.submit("request", id="request victim", session=victim)
+        store.import_sessions(file)
+        match end:
+            case "answer":
+                store.answer("victim", "nothing")
+            case "cancel":
+                store.cancel_ask("victim")
+            case "end":
+                store.session("mallory").end("completed")
+        asked = store.peer_call("victim")
+        assert asked.state == ("ok" if end == "answer" else "cancelled")
+        assert asked.answer is not None
+        assert asked.answer.artifacts == ()
+        assert victim.info().status == "active"
+        assert store.work.get(item.id).status == "pending"
+
+
+def test_a_service_takes_no_request_of_another_tree(place: Any, file: Path) -> None:
+    with open_at({"url": "sqlite://"}) as source:
+        source.session("mallory", agent="spy").ask("planner", "what do you know?")
+        source.export(file)
+    craft(file, changed(read(file), AskRecord, id="victim"))
+    with open_at(place) as store:
+        store.import_sessions(file)
+        queue = {"queue": "agent:planner", "max_retries": 0}
+        item = store.work.submit("request", session=store.session("victim"), **queue)
+        Service("planner", calls.append).worker(store).run(until_empty=True)
+        assert "does not serve a request" in (store.work.get(item.id).error or "")
+        assert calls == []
 
 
 # Size and shape.

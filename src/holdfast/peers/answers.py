@@ -54,6 +54,7 @@ from .settlement import (
     SETTLED_COLUMNS,
     TIMED_OUT,
     cancel_asks,
+    serving_of,
     settle,
     settlement,
     stop_peers,
@@ -124,13 +125,13 @@ def answer(
         Query(READ_ITEM, {"id": delivery_id(id)}), Query(READ_PLACE_BY_ID, {"id": id})
     )
     looked: Sequence[list[Row]] = [[], []]
-    for session in served:
+    for session in serving_of(ask, served):
         looked = yield from batch(*outgoing_looks(session["number"]))
     whole = _accompanying(runtime, ask, status, result, looked, given)
     yield from _settle_made(runtime, ask, status, result, whole, tells_peer=tells_peer)
     # A peer that has not begun need not begin.
-    if (yield from withdraw(runtime, item)):
-        yield from stop_peers(runtime, [id])
+    if (yield from withdraw(runtime, serving_of(ask, item))):
+        yield from stop_peers(runtime, [ask])
     return "counted"
 
 
@@ -213,7 +214,7 @@ def cancel_call(runtime: Runtime, id: str, why: str) -> Op[bool]:
     settled = yield from settle(runtime, ask, "cancelled", why)
     if settled is None:
         return False
-    yield from stop_peers(runtime, [id])
+    yield from stop_peers(runtime, [settled])
     yield from _count_settled(runtime, settled)
     return True
 
@@ -248,7 +249,7 @@ def expire_locked(runtime: Runtime, found: Sequence[Row]) -> Op[int]:
         settled = yield from settle(runtime, ask, "timeout", TIMED_OUT, statement=SETTLE_DUE)
         if settled is not None:
             number += 1
-            yield from stop_peers(runtime, [ask["id"]])
+            yield from stop_peers(runtime, [settled])
             yield from _count_settled(runtime, settled)
     return number
 

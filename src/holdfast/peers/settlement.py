@@ -113,7 +113,7 @@ def by_hand(runtime: Runtime) -> str:
 def cancel_asks(runtime: Runtime, asks: Iterable[Row], why: str) -> Op[None]:
     """Settle calls as cancelled, and stop their peers; no pause counts them."""
     settled = yield from together(settle(runtime, ask, "cancelled", why) for ask in asks)
-    yield from stop_peers(runtime, [row["id"] for row in settled if row is not None])
+    yield from stop_peers(runtime, [row for row in settled if row is not None])
 
 
 def cancel_rest(runtime: Runtime, pause: Row, why: str) -> Op[None]:
@@ -122,18 +122,24 @@ def cancel_rest(runtime: Runtime, pause: Row, why: str) -> Op[None]:
     yield from cancel_asks(runtime, (yield from rows(OPEN_OF_PAUSE, **place)), why)
 
 
-def stop_peers(runtime: Runtime, ids: Sequence[str]) -> Op[None]:
-    """Cancel the sessions of a session's peers and everything below them, unless they have ended.
+def stop_peers(runtime: Runtime, asks: Sequence[Row]) -> Op[None]:
+    """Cancel the sessions that serve calls, and everything below them, unless they have ended.
 
-    Their tree is locked.
+    The calls are of one tree, which is locked.
     """
-    if not ids:
+    if not asks:
         return
-    found = yield from batch(*(Query(READ_PLACE_BY_ID, {"id": id}) for id in ids))
-    tops = [ref_of(row) for rows in found for row in rows if row["status"] in OPEN]
+    found = yield from batch(*(Query(READ_PLACE_BY_ID, {"id": ask["id"]}) for ask in asks))
+    serving = [row for rows in found for row in serving_of(asks[0], rows)]
+    tops = [ref_of(row) for row in serving if row["status"] in OPEN]
     if tops:
         top = tops[0]
         yield from Tree(runtime, top.id, top.number, top.root_id).cancel_each(tops)
+
+
+def serving_of(ask: Row, found: Sequence[Row]) -> list[Row]:
+    """Return those of some rows, found by the id of a call, that are of its tree."""
+    return [row for row in found if row["root_id"] == ask["root_id"]]
 
 
 def withdraw_item(runtime: Runtime, id: str, *, fences: bool = False) -> Op[bool]:

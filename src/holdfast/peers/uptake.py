@@ -137,7 +137,7 @@ class Looked:
         if item.type == RESUME:
             return self.resuming[item.number]
         ask = self.asks.get(item.session_id or "")
-        return [[] if ask is None else [ask]]
+        return [[] if ask is None or ask["root_id"] != item.root_id else [ask]]
 
     def is_simple(self, item: Item[Any]) -> bool:
         """Whether an item's session is open and not being driven, and there is what it serves."""
