@@ -377,3 +377,13 @@ def test_parts_run_together_ask_in_one_batch_and_get_their_own_answers() -> None
 
 
 TOLD = Emit("root", "told", "told", b"")
+
+
+def test_a_part_whose_batch_is_empty_goes_on() -> None:
+    def part() -> Op[str]:
+        assert (yield from batch()) == []
+        return "ended"
+
+    with pytest.raises(StopIteration) as ended:
+        next(together([part()]))
+    assert ended.value.value == ["ended"]

@@ -353,10 +353,9 @@ def together(ops: Iterable[Op[R]]) -> Op[list[R]]:
                     told[place].append(command)
                 else:
                     answer = yield command
-        answered = []
-        if commands:
-            found = iter((yield Batch(commands)))
-            answered = [(place, _answer(question, found, told[place])) for place, question in asked]
+        # A batch may be empty, and its part goes on all the same.
+        found = iter((yield Batch(commands)) if commands else ())
+        answered = [(place, _answer(question, found, told[place])) for place, question in asked]
     for emits in told:
         yield from emits
     return [results[place] for place in range(len(parts))]
