@@ -37,6 +37,11 @@ CALLS: dict[str, Callable[[holdfast.Store], object]] = {
 }
 
 
+@holdfast.tool(effect="mutate")
+def note(number: int) -> int:
+    return number
+
+
 @pytest.fixture(autouse=True)
 def no_hang() -> Iterator[None]:
     """A deadlock ends the run with the stacks of all threads, not with silence."""
@@ -213,7 +218,7 @@ def struck_at_each_line(
     raise AssertionError
 
 
-@pytest.mark.parametrize("act", ["follow", "drive", "close"])
+@pytest.mark.parametrize("act", ["follow", "drive", "close", "keep", "record"])
 def test_a_signal_handler_waits_for_no_lock_of_its_own_thread(
     place: dict[str, Any], act: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,6 +241,16 @@ def test_a_signal_handler_waits_for_no_lock_of_its_own_thread(
     def close() -> None:
         opened[0].close()
 
+    def reopen() -> None:
+        for each in opened:
+            each.close()
+        opened[:] = [holdfast.open(**place)]
+
+    def call() -> None:
+        asked = [holdfast.ToolUse(note, {"number": next(numbers)}) for _ in range(3)]
+        for each in opened[0].session("called").call_all(asked):
+            assert not isinstance(each, Exception), each
+
     numbers, opened = itertools.count(), list[holdfast.Store]()
     with holdfast.open(**place) as store:
         fed = store.session("fed")
@@ -244,9 +259,14 @@ def test_a_signal_handler_waits_for_no_lock_of_its_own_thread(
             "follow": ("follow.py", follow, follow),
             "drive": ("leases.py", drive, drive),
             "close": ("close", close, close, open_driven),
+            # Each store starts its threads with its first calls.
+            "keep": ("keep", call, call, reopen),
+            "record": ("recorder.py", call, call, reopen),
         }
         where, *each = acts[act]
         assert struck_at_each_line((where,), *each) > 10
+        for left in opened:
+            left.close()
 
 
 def test_a_signal_handler_may_create_a_store_while_one_is_created(tmp_path: Path) -> None:
@@ -255,6 +275,22 @@ def test_a_signal_handler_may_create_a_store_while_one_is_created(tmp_path: Path
 
     numbers = itertools.count()
     assert struck_at_each_line(("prepare_file",), create, create) > 5
+
+
+def test_an_interrupt_while_a_file_is_created_costs_only_that_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Struck(set[Path]):
+        def add(self, path: Path) -> None:
+            super().add(path)
+            if strikes:
+                raise strikes.pop()
+
+    strikes, url = [KeyboardInterrupt()], f"sqlite:///{tmp_path}/store.db"
+    monkeypatch.setattr(connection, "_being_created", Struck())
+    with pytest.raises(KeyboardInterrupt):
+        holdfast.open(url)
+    holdfast.open(url).close()
 
 
 def test_a_file_is_not_opened_while_its_own_thread_creates_it(

@@ -15,6 +15,8 @@ class Thread(threading.Thread):
 
     def start(self) -> None:
         """Start it; after an interrupt, `ident` shows whether it was started."""
+        if self.ident is not None:
+            return  # By a signal handler, just before.
         handled = sys.exception()
         try:
             super().start()

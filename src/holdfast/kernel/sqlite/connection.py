@@ -124,8 +124,8 @@ def prepare_file(path: Path, vfs: str | None) -> None:
     with _creating:
         if path in _being_created:
             raise StoreReentered(f"this thread is just creating {path}; open it afterwards")
-        _being_created.add(path)
         try:
+            _being_created.add(path)
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         except FileExistsError:
             pass
