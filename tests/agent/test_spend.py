@@ -17,8 +17,22 @@ from holdfast.errors import (
     RequestMismatch,
     SessionBusy,
 )
+from holdfast.kernel.driver import Hooks, Trace
 from holdfast.testing.subject import Subject, done, raises
 from tests.checkpoints.colours import both_colours
+
+
+@both_colours
+async def test_an_attempt_costs_the_statements_it_should(subject: Subject) -> None:
+    traces: list[Trace] = []
+    store = await subject.open(hooks=Hooks(trace=traces.append), durability="normal")
+    session = await done(store.session("s"))
+    traces.clear()
+    for given in ({"state": "open"}, {"state": "open", "id": "a"}, {"id": "a"}, {}):
+        await done(session.spend("m", usd="1", details={"d": 1}, **given))
+    # The tree, the attempt and its two totals; an id is looked up, and an estimate taken back.
+    event = 1 if "namespace" in subject.place else 2
+    assert [each.statements for each in traces] == [4 + event, 5 + event, 7 + event, 4 + event]
 
 
 @both_colours

@@ -176,12 +176,15 @@ async def test_what_a_deletion_itself_stops_and_answers_leaves_no_data(subject: 
 async def test_what_was_spent_is_told_without_details_after_a_deletion(subject: Subject) -> None:
     store = await subject.open(durability="normal")
     session = await done(store.session("s", parent=await done(store.session("parent"))))
-    await done(session.spend("model", usd="1", state="open", id="a1", details={"d": "canary 1"}))
+    for id in ("a1", "a2"):
+        await done(session.spend("model", usd="1", state="open", id=id, details={"d": "canary 1"}))
     await done(session.delete())
     given = {"usd": "2", "details": {"d": "canary late"}}
     assert (await done(session.spend("model", id="a1", **given))).details is None
     await done(session.spend("model", **given))
-    assert [str(each.usd) for each in await done(store.spends(session="s"))] == ["2", "2"]
+    corrected = await done(store.correct_spend("a2", usd="3", by="ann"))
+    assert corrected.details["corrected_by"] == "ann"
+    assert [str(each.usd) for each in await done(store.spends(session="s"))] == ["2", "3", "2"]
     assert await canaries(store) == set()
 
 

@@ -63,13 +63,13 @@ READ_SPEND = f"""
 SELECT {SPEND_COLUMNS}, session_number, root_id FROM hf_spend WHERE id = :id
 """  # noqa: S608
 # An outcome can be recorded only once.
-WRITE_SPEND = f"""
+_WRITE_SPEND = f"""
 INSERT INTO hf_spend (
     id, session_number, session_id, root_id, model, source, state, input_tokens, output_tokens,
     nano_usd, details, created_at, updated_at
 ) VALUES (
     :id, :number, :session_id, :root_id, :model, :source, :state, :input_tokens, :output_tokens,
-    CAST(:nano_usd AS INTEGER), CAST(:details AS BLOB), :now, :now
+    CAST(:nano_usd AS INTEGER), {{details}}, :now, :now
 )
 ON CONFLICT (id) DO UPDATE SET
     model = excluded.model, source = excluded.source, state = excluded.state,
@@ -79,6 +79,11 @@ WHERE hf_spend.state IN ('open', 'uncertain')
     AND hf_spend.session_number = excluded.session_number
 RETURNING {SPEND_COLUMNS}
 """  # noqa: S608
+CORRECT_SPEND = _WRITE_SPEND.format(details="CAST(:details AS BLOB)")
+# If the session was deleted meanwhile, nothing is kept but what was spent.
+WRITE_SPEND = _WRITE_SPEND.format(
+    details=f"CASE WHEN EXISTS (SELECT 1 FROM {ONE_SESSION}) THEN CAST(:details AS BLOB) END"  # noqa: S608
+)
 SPEND_IN_DOUBT = "state IN ('open', 'uncertain')"
 CLOSE_SPENDS = f"""
 UPDATE hf_spend SET state = 'uncertain', updated_at = :now
@@ -133,7 +138,6 @@ READ_COSTS = f"""
 SELECT scope, sum(nano_usd) AS nano_usd FROM hf_spend_totals
 WHERE scope {among("scopes")} GROUP BY scope
 """  # noqa: S608
-IS_THERE = f"SELECT s.number FROM {ONE_SESSION}"  # noqa: S608
 SESSION_DRIVER = f"""
 SELECT s.holder FROM {ONE_SESSION} AND s.holder IS NOT NULL AND s.lease_expires_at > :now
 """  # noqa: S608
@@ -256,16 +260,13 @@ class SpendOps(SessionHandle[C]):
                 raise InvalidArgument(f"details must be a dict, not {type(details).__name__}")
             redacted = self.runtime.redactor.redact(dict(details))
             packed = self.runtime.codec.pack(redacted, context=context(spend_id), name="details")
-        looks = [Query(READ_SPEND, {"id": spend_id}), Query(IS_THERE, {"number": self.number})]
+        looks = [] if id is None else [Query(READ_SPEND, {"id": id})]
         if state == "open":
             yield from self._lock()
             found = yield from batch(*looks)
         else:
             _, *found = yield from batch(Lock(self.root_id), *looks)
-        before = found[0][0] if found[0] else None
-        if not found[1]:
-            # The session was deleted meanwhile. The money was spent; nothing else is kept.
-            packed = None
+        before = next((row for known in found for row in known), None)
         if before is not None and (
             before["session_number"] != self.number or before["state"] not in {"open", "uncertain"}
         ):
@@ -409,9 +410,8 @@ class StoreSpend(Handle[C]):
         old = _details(self.runtime.codec, row) or {}
         details = {**old, **remarks, "estimate_usd": estimate}
         packed = self.runtime.codec.pack(details, context=context(id), name="details")
-        return (
-            yield from _write(self.runtime.codec, row, row, id, given, packed, emits=bool(has_tree))
-        )
+        how: dict[str, Any] = {"statement": CORRECT_SPEND, "emits": bool(has_tree)}
+        return (yield from _write(self.runtime.codec, row, row, id, given, packed, **how))
 
 
 def _write(
@@ -422,6 +422,7 @@ def _write(
     given: Mapping[str, Any],
     packed: bytes | None,
     *,
+    statement: str = WRITE_SPEND,
     emits: bool = True,
 ) -> Op[Spend]:
     """Write an attempt or its outcome, and update the totals; its tree is locked."""
@@ -429,7 +430,7 @@ def _write(
     names = {"number": number, "session_id": owner["session_id"], "root_id": root_id}
     changes = [] if before is None else [(before, -1)]
     written, *_ = yield from batch(
-        Query(WRITE_SPEND, {"id": spend_id, "details": packed, **names, **given}),
+        Query(statement, {"id": spend_id, "details": packed, **names, **given}),
         *counted(number, root_id, *changes, (given, 1)),
     )
     if not written:
