@@ -147,6 +147,15 @@ def test_an_async_query_that_reads_everything_may_be_slow(impatient: Place) -> N
     asyncio.run(run())
 
 
+def test_an_export_counts_what_it_leaves_behind_however_long_that_takes(
+    impatient: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = f"SELECT 1 AS items WHERE pg_sleep({LONGER_THAN_THE_LIMIT}) IS NOT NULL"
+    monkeypatch.setattr("holdfast.work.portable.COUNT_OF_NO_SESSION", slow)
+    with holdfast.open(**impatient) as store:
+        assert store.export(tmp_path / "all.export").left_behind == {"work_items": 1}
+
+
 def test_a_slow_query_ends_when_the_server_answers_nobody(
     proxy: PostgresProxy, impatient: Place
 ) -> None:

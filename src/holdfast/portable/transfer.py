@@ -38,7 +38,7 @@ class Exporter:
             yield from noun.portable.export(out)
         return (yield from read_positions(root_ids))
 
-    @query
+    @whole_query
     def left_behind(self) -> Op[dict[str, int]]:
         """Count what an export of all sessions leaves behind, by name."""
         found: dict[str, int] = {}
