@@ -147,6 +147,27 @@ def test_a_damaged_newest_manifest_can_be_left_behind(store: holdfast.Store) -> 
     check_others(store, wanted, {8})
 
 
+def test_a_rewind_to_a_damaged_version_undoes_nothing(store: holdfast.Store) -> None:
+    undone: list[str] = []
+
+    def recall(to: str) -> None:
+        undone.append(to)
+
+    @holdfast.tool(effect="mutate", undo=recall)
+    def mail(to: str) -> str:
+        return to
+
+    session = store.session("s")
+    session.save(n=1)
+    session.call(mail, to="ann")
+    key = session.number * VERSIONS + 1
+    (row,) = sql(store, f"SELECT manifest AS body FROM hf_checkpoints WHERE key = {key}")
+    replace(store, "hf_checkpoints", "manifest", key, flipped(bytes(row["body"]), 19))
+    with pytest.raises(CorruptRecord):
+        fresh(store).rewind(1)
+    assert undone == []
+
+
 def test_damaged_items_break_exactly_the_versions_that_use_them(store: holdfast.Store) -> None:
     wanted = conversation(store)
     found = tables.dump(store)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast import Landed, VersionConflict
+from holdfast import Landed, VersionConflict, trees
 from holdfast.checkpoints import needs
 from holdfast.kernel.driver import Hooks, Point, Trace
 from holdfast.kernel.operation import rows
@@ -170,6 +170,22 @@ async def test_what_a_deletion_itself_stops_and_answers_leaves_no_data(subject: 
     events = await done(store.events("parent", limit=1000))
     kept = {event.kind for event in events if event.data and event.session_id != "parent"}
     assert kept == {"session_deleted"}
+
+
+def test_a_deletion_stops_everything_before_it_removes_anything(
+    place: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Together they are more than one pass may change; of each kind there are fewer.
+    monkeypatch.setattr(trees, "ROWS_PER_PASS", 3)
+    with holdfast.open(**place, durability="normal") as store:
+        session = store.session("doomed", parent=store.session("parent"), agent="a")
+        for _ in range(2):
+            store.work.submit("t", session=session)
+            session.ask("peer")
+        session.delete(force=True)
+        events = store.events("parent", limit=1000)
+    kinds = [event.kind for event in events if event.session_id == "doomed"]
+    assert kinds.count("work_cancelled") == kinds.count("work_submitted") == 2
 
 
 @both_colours

@@ -255,8 +255,8 @@ def test_a_service_takes_no_request_of_another_tree(place: Any, file: Path) -> N
     craft(file, changed(read(file), AskRecord, id="victim"))
     with open_at(place) as store:
         store.import_sessions(file)
-        queue = {"queue": "agent:planner", "max_retries": 0}
-        item = store.work.submit("request", session=store.session("victim"), **queue)
+        victim = store.session("victim")
+        item = store.work.submit("request", session=victim, queue="agent:planner", max_retries=0)
         Service("planner", calls.append).worker(store).run(until_empty=True)
         assert "does not serve a request" in (store.work.get(item.id).error or "")
         assert calls == []

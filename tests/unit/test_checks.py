@@ -64,6 +64,30 @@ def of_schema(store: holdfast.Store) -> list[dict[str, Any]]:
     return [row for row in describe(store) if "sql" in row or "prosrc" in row]
 
 
+@pytest.mark.parametrize(("keys", "is_refused"), [("-1", True), ("0", False), ("NULL", True)])
+def test_a_new_row_is_tested_too(new_place: dict[str, Any], keys: str, is_refused: bool) -> None:
+    def insert(tx: holdfast.Transaction) -> holdfast.Op[None]:
+        yield from rows(f"INSERT INTO hf_state (root_id, keys) VALUES ('r', {keys})")
+
+    with holdfast.open(**new_place) as store:
+        if is_refused:
+            with pytest.raises(holdfast.Refused):
+                store.run(insert)
+        else:
+            store.run(insert)
+
+
+def test_a_condition_that_is_neither_true_nor_false_is_met(new_place: dict[str, Any]) -> None:
+    def insert(tx: holdfast.Transaction) -> holdfast.Op[None]:
+        yield from rows(
+            "INSERT INTO hf_state_rules (root_id, key, json_schema, updated_by, updated_at)"
+            " VALUES ('r', 'k', CAST('x' AS BLOB), 's', 1)"
+        )
+
+    with holdfast.open(**new_place) as store:
+        store.run(insert)
+
+
 def test_a_refusal_names_what_is_violated(new_place: dict[str, Any]) -> None:
     with holdfast.open(**new_place) as store:
         store.work.submit("t")
