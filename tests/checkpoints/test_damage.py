@@ -150,8 +150,8 @@ def test_a_damaged_newest_manifest_can_be_left_behind(store: holdfast.Store) -> 
 def test_a_rewind_to_a_damaged_version_undoes_nothing(store: holdfast.Store) -> None:
     undone: list[str] = []
 
-    def recall(to: str) -> None:
-        undone.append(to)
+    def recall(arguments: dict[str, Any], result: Any, key: str) -> None:
+        undone.append(arguments["to"])
 
     @holdfast.tool(effect="mutate", undo=recall)
     def mail(to: str) -> str:
