@@ -190,7 +190,7 @@ def test_an_answer_to_a_request_reaches_no_later_request(place: Any, file: Path)
 
 
 @pytest.mark.parametrize("is_there", [True, False])
-@pytest.mark.parametrize("end", ["end", "cancel", "delete", "item"])
+@pytest.mark.parametrize("end", ["end", "cancel", "delete", "item", "resume"])
 def test_a_call_is_served_by_no_session_of_another_tree(
     place: Any, file: Path, is_there: bool, end: str
 ) -> None:
@@ -200,9 +200,9 @@ def test_a_call_is_served_by_no_session_of_another_tree(
     craft(file, changed(read(file), AskRecord, id="victim"))
     with open_at(place) as store:
         if is_there:
-            store.session("victim")
+            store.session("victim", agent="planner")
         store.import_sessions(file)
-        victim = store.session("victim")
+        victim = store.session("victim", agent="planner")
         match end:
             case "end":
                 victim.end("completed")
@@ -215,6 +215,12 @@ def test_a_call_is_served_by_no_session_of_another_tree(
                 (item,) = store.work.claim("w", queues="q")
                 with pytest.raises(InvalidArgument, match="does not serve a request"):
                     item.receive()
+                item.complete("secret")
+            case "resume":
+                parked = victim.wait_for_approval("May I?")
+                store.approve(parked.pause_id, by="ann")
+                (item,) = store.work.claim("w", queues="agent:planner")
+                item.resume()
                 item.complete("secret")
         (asked,) = store.find_session("mallory").asks()
         assert (asked.state, asked.answer) == ("open", None)
