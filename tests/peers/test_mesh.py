@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.mesh import Mesh, Service
+from holdfast.mesh import Memory, Mesh, Service
 from holdfast.testing.subject import Subject, done, raises
 from tests.conftest import InColour
 from tests.peers.agents import status
@@ -179,6 +179,43 @@ def test_a_deadline_is_noticed_on_time_and_not_at_the_next_sweep(place: dict[str
             running.join()
         assert call.answer is not None
         assert call.answer.result == ["timeout"]
+
+
+@pytest.mark.parametrize("is_carried", [False, True])
+def test_who_waits_ends_a_call_at_its_deadline_where_no_worker_does(
+    is_carried: bool, in_colour: InColour
+) -> None:
+    async def case(subject: Subject) -> None:
+        store = await subject.open(durability="normal")
+        mesh = Mesh(store, Memory() if is_carried else None)
+        wanted: list[tuple[str, dict[str, Any]]] = [("r1", {}), ("r2", {"on_progress": print})]
+        for id, given in wanted:
+            given |= {"request_id": id, "timeout_seconds": 0.1, "wait_seconds": 120}
+            call = await done(mesh.request("nobody", **given))
+            assert call.state == "timeout"
+            if not is_carried:
+                assert await status(store, id) == "cancelled"
+        at_once = await done(mesh.request("nobody", timeout_seconds=0, wait_seconds=0))
+        assert at_once.state == "timeout"
+        session = await done(store.session("plan", agent="planner"))
+        call = await done(session.ask("nobody", timeout_seconds=0.1))
+        await done(session.pause())
+        assert (await done(mesh.wait(call.id, wait_seconds=120))).state == "timeout"
+        assert [each.state for each in await done(session.pauses())] == ["ready"]
+        await done(mesh.close())
+
+    in_colour(case)
+
+
+def test_who_can_only_read_waits_for_others_to_end_a_call(place: dict[str, Any]) -> None:
+    with (
+        holdfast.open(**place, durability="normal") as store,
+        holdfast.open(**place, mode="read") as reader,
+    ):
+        store.request("nobody", request_id="r1", timeout_seconds=0)
+        assert Mesh(reader).wait("r1", wait_seconds=0.01).state == "open"
+        assert Mesh(store).wait("r1", wait_seconds=0).state == "timeout"
+        assert Mesh(reader).wait("r1").state == "timeout"
 
 
 def test_what_a_service_raises_is_an_error_answer(place: dict[str, Any]) -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from typing import Any, Literal
 
 from ..arguments import require_seconds
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, StoreBusy, StoreReadOnly
 from ..feed.events import EVENTS_PER_READ_MAX
 from ..kernel.flow import Flow, flow, invoke, perform, wait
 from ..kernel.operation import Async, C, Handle, Sync
 from ..kernel.signals import TREE_TOPIC
 from ..leases import uptime_seconds
 from ..peers import PeerCall, StorePeers
+from ..peers.answers import expire_call, seconds_left
 from ..peers.asks import Timeout
 from ..peers.settlement import answer_topic
 from ..store import AsyncStore, StoreHandle, sync_twin
@@ -22,6 +24,8 @@ from .transports import Transport, require_transport
 
 POLL_SECONDS = 1.0
 WAIT_SECONDS_MAX = 7 * 24 * 3600.0
+
+log = logging.getLogger("holdfast.mesh")
 
 
 class Mesh(Handle[C]):
@@ -151,10 +155,33 @@ class Mesh(Handle[C]):
                         yield from invoke(on_progress, event.data["note"])
                 if len(events) == EVENTS_PER_READ_MAX:
                     continue
-            left = POLL_SECONDS if ends_at is None else ends_at - uptime_seconds()
-            if call.state != "open" or left <= 0:
+            if call.state != "open":
                 return call
-            yield from wait(min(left, POLL_SECONDS), topic, seen)
+            due_seconds = yield from self._until_due(call)
+            if due_seconds <= 0:
+                continue
+            left = POLL_SECONDS if ends_at is None else ends_at - uptime_seconds()
+            if left <= 0:
+                return call
+            yield from wait(min(left, due_seconds, POLL_SECONDS), topic, seen)
+
+    def _until_due(self, call: PeerCall) -> Flow[float]:
+        """Return how long to wait for an open call; 0 if it is over, such as past its deadline.
+
+        Its store may have no worker that times it out: then whoever waits for it does.
+        """
+        runtime = self.runtime
+        if call.deadline_at is None or runtime.is_remote or runtime.settings.mode == "read":
+            return POLL_SECONDS
+        left = yield from perform(seconds_left, runtime, call.id)
+        if left is None or left > 0:
+            return left or 0.0
+        try:
+            yield from perform(expire_call, runtime, call.id)
+        except (StoreBusy, StoreReadOnly) as error:
+            log.info("call %s, which is past its deadline, cannot be ended now: %s", call.id, error)
+            return POLL_SECONDS
+        return 0.0
 
 
 def require_wait(wait_seconds: float | None) -> None:

@@ -98,6 +98,10 @@ UPDATE hf_asks SET closed_at = :now
 WHERE session_number {AMONG_NUMBERS} AND state <> 'open' AND closed_at IS NULL
 """  # noqa: S608
 READ_NEXT_DUE = f"SELECT ({NEXT_DUE}) AS deadline_at, :now AS now"
+READ_LEFT = """
+SELECT deadline_at - :now AS left_ms FROM hf_asks
+WHERE id = :id AND coalesce(state, '') = 'open' AND deadline_at IS NOT NULL
+"""
 
 
 def answer(
@@ -240,6 +244,19 @@ def expire(runtime: Runtime, found: Sequence[Row]) -> Op[int]:
     """Time out the calls of one tree that are still past their deadline; return how many."""
     yield Lock(found[0]["root_id"])
     return (yield from expire_locked(runtime, found))
+
+
+@query
+def seconds_left(_: Runtime, id: str) -> Op[float | None]:
+    """Return how long until the deadline of a call; None if it is over or has no deadline."""
+    found = yield from one(READ_LEFT, id=id)
+    return None if found is None else found["left_ms"] / 1000
+
+
+@operation
+def expire_call(runtime: Runtime, id: str) -> Op[int]:
+    """Time out one call if it is past its deadline; return how many that were."""
+    return (yield from expire_locked(runtime, [(yield from read_ask(id, locks=True))]))
 
 
 def expire_locked(runtime: Runtime, found: Sequence[Row]) -> Op[int]:
