@@ -376,6 +376,59 @@ def test_progress_starts_the_timeout_anew_and_never_goes_back(
     assert len(told) == 1
 
 
+def test_the_progress_of_a_peers_peer_is_told_and_moves_no_deadline(
+    store: holdfast.Store, planner: holdfast.Session, clock: holdfast.VirtualClock
+) -> None:
+    call = planner.ask("weather", timeout_seconds=60)
+    clock.advance(30)
+    note = {"note": "looking", "agent": "satellite"}
+    for number in (5, 5, 4):
+        run(store, take_progress, incoming(number=number, ask=call.id, **note))
+    found = stored(store, call)
+    assert (found.progress, found.deadline_at) == (None, call.deadline_at)
+    assert progress_told(store, "plan") == [{**note, "ask": call.id}]
+    for wrong in ("", 5, "x" * 201):
+        with pytest.raises(holdfast.InvalidArgument):
+            run(store, take_progress, incoming(number=6, ask=call.id, agent=wrong, note=1))
+    store.answer(call.id, "sun")
+    run(store, take_progress, incoming(number=7, ask=call.id, **note))
+    assert len(progress_told(store, "plan")) == 1
+
+
+def progress_told(store: holdfast.Store, root_id: str) -> list[Any]:
+    return [event.data for event in store.events(root_id) if event.kind == "peer_progressed"]
+
+
+def test_progress_below_a_call_of_another_store_is_passed_on_to_that_store(
+    store: holdfast.Store,
+) -> None:
+    row = served(store, input=1)
+    session = store.work.get(row["id"], fence=row["fence"]).receive().session
+    top = session.ask("satellite", 1)
+    below = store.session(parent=session, agent="satellite").ask("camera", 1)
+    assert store.progress(session.id, "own")
+    assert store.progress(top.id, {"token": "sk-canary-1234567890abcdef1234567890"})
+    assert store.progress(below.id, "deep")
+    told = [each for each in take(store, route="memory/weather") if each.kind == "progress"]
+    decode = store.runtime.codec.decode
+    assert [(each.ask_id, each.address) for each in told] == [("a1", "store:far")] * 3
+    bodies = [decode(each.body) for each in told]
+    assert "canary" not in str(bodies)
+    agents = [None, "satellite", "camera"]
+    assert [each.get("agent") for each in bodies] == agents
+    assert [bodies[0]["note"], bodies[2]["note"]] == ["own", "deep"]
+    # What another store reports of its peers goes on from here.
+    given = incoming(number=1, ask=top.id, note="from afar", agent="lens")
+    run(store, take_progress, given)
+    [passed] = take(store, route="memory/weather")
+    assert decode(passed.body) == {"note": "from afar", "agent": "lens"}
+    # Nobody waits for it any more.
+    store.answer(session.id, "done")
+    assert store.progress(below.id, "too late")
+    left = [each.kind for each in take(store, route="memory/weather")]
+    assert left == ["answer"]
+
+
 def test_what_no_transport_can_carry_is_an_error_answer(
     store: holdfast.Store, planner: holdfast.Session
 ) -> None:

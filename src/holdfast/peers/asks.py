@@ -488,13 +488,25 @@ def set_progress(runtime: Runtime, id: str, note: Any) -> Op[bool]:
     changed = yield from one(SET_PROGRESS, id=id, progress=body)
     if changed is None:
         return False
-    if found["origin_id"] is not None:
-        address = store_address(found["remote_store"])
-        told = {"note": redacted}
-        yield from post(runtime, "progress", found["origin_id"], found["route"], address, told)
-    data = {"ask": id, "agent": found["agent"], "note": redacted}
-    yield from emit(codec, found["root_id"], found["session_id"] or id, "peer_progressed", data)
+    yield from report_progress(runtime, found, redacted, found["agent"])
     return True
+
+
+def report_progress(runtime: Runtime, ask: Row, note: Any, agent: str) -> Op[None]:
+    """Report the note of a call's peer, or of a peer of that: to the feed, and to who waits.
+
+    That may be the store from which the root of the tree was asked; to it, the note of a peer that
+    it did not ask itself names the peer.
+    """
+    data = {"ask": ask["id"], "agent": agent, "note": note}
+    asker_id, root_id = ask["session_id"] or ask["id"], ask["root_id"]
+    yield from emit(runtime.codec, root_id, asker_id, "peer_progressed", data)
+    served = yield from one(READ_SERVED_ASK, id=root_id, root_id=root_id)
+    if served is None or served["origin_id"] is None or served["state"] != "open":
+        return
+    told = {"note": note} if served["id"] == ask["id"] else {"note": note, "agent": agent}
+    address = store_address(served["remote_store"])
+    yield from post(runtime, "progress", served["origin_id"], served["route"], address, told)
 
 
 def read_ask(id: str, *, locks: bool = False) -> Op[Row]:

@@ -21,6 +21,7 @@ from ..sessions.rows import READ_PLACE_BY_ID
 from ..work.claims import Claim, claim_item
 from .answers import answer, cancel_call
 from .asks import (
+    AGENT_CHARACTERS_MAX,
     READ_ASK,
     Ask,
     Origin,
@@ -30,6 +31,7 @@ from .asks import (
     insert_delivery,
     lock_new_tree,
     read_ask,
+    report_progress,
     set_progress,
 )
 from .outbox import REMOVE_MESSAGE, REMOVE_OF_ASK, post_answer, route_of, store_address
@@ -144,9 +146,16 @@ def take_progress(runtime: Runtime, incoming: Incoming) -> Op[None]:
     """Record the progress of a peer at another store, unless a later one is known."""
     if not (yield from _is_carried(incoming.ask_id)):
         return
-    yield from read_ask(incoming.ask_id, locks=True)
-    if (yield from one(HEAR, id=incoming.ask_id, number=incoming.number)) is not None:
-        yield from set_progress(runtime, incoming.ask_id, incoming.body.get("note"))
+    ask = yield from read_ask(incoming.ask_id, locks=True)
+    note, agent = incoming.body.get("note"), incoming.body.get("agent")
+    if (yield from one(HEAR, id=incoming.ask_id, number=incoming.number)) is None:
+        return
+    if agent is None:
+        yield from set_progress(runtime, incoming.ask_id, note)
+    elif ask["state"] == "open":
+        # Of a peer of the peer: it has a deadline of its own.
+        require_text("agent", agent, AGENT_CHARACTERS_MAX)
+        yield from report_progress(runtime, ask, runtime.redactor.redact(note), agent)
 
 
 @operation
