@@ -175,6 +175,27 @@ class HandlerRun:
             return False
         return time.monotonic() - self.stops_since >= seconds
 
+    def acknowledge(self) -> None:
+        """Acknowledge the message that delivered the item, whose end or pause is durable."""
+        if self.envelope is not None:
+            self._tell(self.envelope.ack)
+
+    def extend(self) -> None:
+        """Extend the acknowledgement deadline of the message that delivered the item."""
+        if self.envelope is not None:
+            self._tell(self.envelope.extend)
+
+    def _tell(self, tell: Callable[[], None]) -> None:
+        """Tell the transport something; if it fails, the message comes again and is recognised."""
+        try:
+            tell()
+        except Exception as error:
+            log.warning(
+                "the transport cannot be told of work item %s; its message may be redelivered: %s",
+                self.item.id,
+                type(error).__name__,
+            )
+
     def give_up(self) -> None:
         """Stop waiting for the handler, whose item is about to be released."""
         self._is_given_up.set()

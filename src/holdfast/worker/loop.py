@@ -460,8 +460,8 @@ class WorkerLoop:
 
     def _count(self, attempt: HandlerRun, outcome: AttemptOutcome) -> None:
         self.counts[outcome] += 1
-        if attempt.envelope is not None and outcome != "lost":
-            attempt.envelope.ack()
+        if outcome != "lost":
+            attempt.acknowledge()
         if outcome == "lost" and self._until_empty:
             self._lost.add(attempt.number)
         if outcome == "retried":
@@ -477,8 +477,7 @@ class WorkerLoop:
             attempt.is_refused = True
             self._events.put("renewed")
             return
-        if attempt.envelope is not None:
-            attempt.envelope.extend()
+        attempt.extend()
         if row["cancel_requested"]:
             attempt.cancel()
 
