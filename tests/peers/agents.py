@@ -8,9 +8,9 @@ from holdfast import VirtualClock
 from holdfast.testing.subject import Subject, done
 
 
-async def opened(subject: Subject) -> tuple[Any, VirtualClock]:
+async def opened(subject: Subject, **given: Any) -> tuple[Any, VirtualClock]:
     clock = VirtualClock()
-    return await subject.open(clock=clock, durability="normal"), clock
+    return await subject.open(clock=clock, durability="normal", **given), clock
 
 
 async def planner(store: Any, id: str = "plan", **given: Any) -> Any:
