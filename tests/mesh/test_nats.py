@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.mesh import Mesh, Service, TransportError, nats
+from holdfast.mesh import Mesh, TransportError, nats
 from holdfast.mesh.nats import Nats
 from holdfast.testing.subject import Colour, Subject, done
 from tests.crash.children import Child
@@ -31,18 +31,16 @@ from tests.mesh.meshes import (
 from tests.mesh.test_couriers import couriers
 from tests.nats_server import NatsServer
 from tests.peers.test_killed_mesh import (
+    FLEET,
     allow_retries,
     check,
     kill_until_answered,
-    plan,
-    planned,
-    serve_peer,
+    serve_until_killed,
 )
 
 # Long enough for heartbeats on a busy machine: a lease that expires uses up a retry.
 LEASE_SECONDS = 6.0
 REPLY_SECONDS = 30.0
-SERVICES = {"planner": Service("planner", plan, planned), "peer": Service("peer", serve_peer)}
 
 
 def test_a_server_that_is_stopped_and_started_again_delays_and_loses_nothing(
@@ -133,9 +131,7 @@ def test_an_error_that_repeats_is_logged_once(
 def start(place: dict[str, Any], url: str, prefix: str, name: str) -> Child:
     def serve(say: Any) -> None:
         transport = FaultyNats(url, prefix=prefix, ack_seconds=6, resend_seconds=1)
-        given: dict[str, Any] = {"instances": 2, "lease_seconds": LEASE_SECONDS, **QUICK}
-        with holdfast.open(**place, durability="normal") as store:
-            SERVICES[name].worker(store, transport, **given).run()
+        serve_until_killed(place, name, transport, lease_seconds=LEASE_SECONDS)
 
     return Child(serve)
 
@@ -163,11 +159,10 @@ def test_every_request_ends_once_while_messages_get_lost_and_instances_are_kille
         f"r{number}": [random.choice(["ok", "ok", "error"]) for _ in range(random.randint(1, 5))]
         for number in range(requests)
     }
-    names = ["planner"] * 3 + ["peer"] * 2
-    places = {"planner": own, "peer": far}
+    places = {name: own if "planner" in name else far for name in FLEET}
     for place in [own] if far is own else [own, far]:
         allow_retries(place)
-    children = [start(places[name], nats_url, prefix, name) for name in names]
+    children = [start(places[name], nats_url, prefix, name) for name in FLEET]
     transport = FaultyNats(nats_url, prefix=prefix, resend_seconds=1)
     try:
         with (
@@ -181,7 +176,8 @@ def test_every_request_ends_once_while_messages_get_lost_and_instances_are_kille
                 time.sleep(random.uniform(0.02, 0.2))
                 children[victim].kill()
                 children[victim].wait()
-                children[victim] = start(places[names[victim]], nats_url, prefix, names[victim])
+                name = FLEET[victim]
+                children[victim] = start(places[name], nats_url, prefix, name)
 
             for number, (id, input) in enumerate(wanted.items()):
                 mesh.request("planner", input, request_id=id, wait_seconds=0)
@@ -192,6 +188,7 @@ def test_every_request_ends_once_while_messages_get_lost_and_instances_are_kille
             check(store, wanted)
             served = peers.sessions(agent="peer", limit=1_000)
             assert len(served) == sum(map(len, wanted.values()))
+            assert [each for each in served if each.holder is not None] == []
     finally:
         for child in children:
             child.kill()

@@ -6,6 +6,7 @@ machine is. What follows when its retries are used up is shown in test_deadlines
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
 from collections.abc import Callable
@@ -51,7 +52,38 @@ def serve_peer(request: holdfast.PeerRequest[Any]) -> Any:
     return f"{number} answers"
 
 
-SERVICES = {"planner": Service("planner", plan, planned), "peer": Service("peer", serve_peer)}
+async def plan_async(request: holdfast.PeerRequest[Any]) -> Any:
+    session = request.session
+    for number, kind in enumerate(request.input):
+        await session.ask("peer", {"number": number, "kind": kind}, timeout_seconds="never")
+    await session.save(asked=len(request.input), key="asked")
+    return await session.pause({"kinds": request.input})
+
+
+async def planned_async(resumption: holdfast.Resumption[Any]) -> Any:
+    if not resumption.is_consumed:
+        await resumption.session.save(went_on=True)
+    return [[each.status, each.result] for each in resumption.answers]
+
+
+async def serve_peer_async(request: holdfast.PeerRequest[Any]) -> Any:
+    await asyncio.sleep(0.01)
+    number, kind = request.input["number"], request.input["kind"]
+    if kind == "error":
+        raise holdfast.WorkFailed(f"{number} fails")
+    if kind == "twice":
+        for _ in range(2):
+            await request.store.answer(request.ask_id, f"{number} answers")
+    return f"{number} answers"
+
+
+SERVICES = {
+    "planner": Service("planner", plan, planned),
+    "peer": Service("peer", serve_peer),
+    "async planner": Service("planner", plan_async, planned_async),
+    "async peer": Service("peer", serve_peer_async),
+}
+FLEET = ["planner", "async planner", "planner", "peer", "async peer"]
 
 
 def allow_retries(place: dict[str, Any]) -> None:
@@ -80,19 +112,25 @@ def allow_retries(place: dict[str, Any]) -> None:
             connection.execute(statement.encode())
 
 
-def start(place: dict[str, Any], name: str) -> Child:
-    def serve(say: Any) -> None:
-        with holdfast.open(**place, durability="normal") as store:
-            worker = SERVICES[name].worker(
-                store,
-                instances=2,
-                lease_seconds=LEASE_SECONDS,
-                poll_seconds=0.05,
-                sweep_interval_seconds=0.2,
-            )
-            worker.run()
+def serve_until_killed(
+    place: dict[str, Any], name: str, transport: Any = None, *, lease_seconds: float
+) -> None:
+    service = SERVICES[name]
+    given: dict[str, Any] = {"instances": 2, "lease_seconds": lease_seconds}
+    given |= {"poll_seconds": 0.05, "sweep_interval_seconds": 0.2}
 
-    return Child(serve)
+    async def serve_async() -> None:
+        store = await holdfast.aopen(**place, durability="normal")
+        await service.worker(store, transport, **given).run()
+
+    if service.is_async:
+        asyncio.run(serve_async())
+    with holdfast.open(**place, durability="normal") as store:
+        service.worker(store, transport, **given).run()
+
+
+def start(place: dict[str, Any], name: str) -> Child:
+    return Child(lambda say: serve_until_killed(place, name, lease_seconds=LEASE_SECONDS))
 
 
 @pytest.mark.parametrize(
@@ -107,17 +145,16 @@ def test_every_request_ends_once_while_instances_are_killed(
         f"r{number}": [random.choice(kinds) for _ in range(random.randint(1, 5))]
         for number in range(requests)
     }
-    names = ["planner"] * 3 + ["peer"] * 2
     allow_retries(place)
-    children = [start(place, name) for name in names]
+    children = [start(place, name) for name in FLEET]
     try:
         with holdfast.open(**place, durability="normal") as store:
             ends_at = time.monotonic() + WAIT_SECONDS
             for number, (id, input) in enumerate(wanted.items()):
                 store.request("planner", input, request_id=id)
                 if number * kills // requests != (number + 1) * kills // requests:
-                    kill_one(place, names, children)
-            kill_until_answered(store, partial(kill_one, place, names, children), ends_at)
+                    kill_one(place, children)
+            kill_until_answered(store, partial(kill_one, place, children), ends_at)
             # Who was killed once it had answered leaves its item to another.
             while store.asks(state="open", limit=1) or unfinished(store):
                 assert time.monotonic() < ends_at, "a request hangs"
@@ -129,12 +166,12 @@ def test_every_request_ends_once_while_instances_are_killed(
             child.wait()
 
 
-def kill_one(place: dict[str, Any], names: list[str], children: list[Child]) -> None:
+def kill_one(place: dict[str, Any], children: list[Child]) -> None:
     time.sleep(random.uniform(0.02, 0.2))
     victim = random.randrange(len(children))
     children[victim].kill()
     children[victim].wait()
-    children[victim] = start(place, names[victim])
+    children[victim] = start(place, FLEET[victim])
 
 
 def kill_until_answered(store: holdfast.Store, kill: Callable[[], object], ends_at: float) -> None:
