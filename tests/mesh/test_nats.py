@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -108,6 +109,38 @@ def test_a_mesh_is_closed_soon_while_the_server_does_not_respond(
     monkeypatch.setattr(nats, "REPLY_SECONDS", REPLY_SECONDS)
     transport = Nats(nats_server.url)
     asyncio.run(run())
+
+
+def test_a_client_that_is_closed_while_it_gives_up_a_server_leaves_no_socket(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+    is_giving_up = threading.Event()
+
+    class Slow(nats.Client):  # type: ignore[misc]
+        """Takes its time when it closes a connection that the server did not answer."""
+
+        async def _flush_pending(self, *given: Any) -> None:
+            if not is_giving_up.is_set():
+                made.append(self)
+                is_giving_up.set()
+                await asyncio.sleep(3_600)
+
+    monkeypatch.setattr(nats, "Client", Slow)
+    nats_server.freeze()
+    transport = Nats(nats_server.url, connect_timeout=1)
+
+    def receive() -> None:
+        with pytest.raises(TransportError):
+            transport.receive("agent:planner", 1, 1.0)
+
+    receiving = threading.Thread(target=receive)
+    receiving.start()
+    assert is_giving_up.wait(60)
+    transport.close()
+    receiving.join()
+    [client] = made
+    assert client._transport._io_writer.is_closing()
 
 
 def test_an_error_that_repeats_is_logged_once(

@@ -8,6 +8,7 @@ the server drops copies that are sent within the stream's duplicate window.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import os
@@ -36,6 +37,7 @@ T = TypeVar("T")
 SECONDS_MAX = 24 * 3600
 REPLY_SECONDS = 5.0
 CLOSE_SECONDS = 2.0
+CANCEL_SECONDS = 0.1
 # For this long the server drops messages with the same id; a later copy is a new message.
 DUPLICATES_SECONDS = 120.0
 RECONNECT_SECONDS = 0.25
@@ -223,6 +225,7 @@ class _Lines:
         self._connection: Any = None
         self._jetstream: Any = None
         self._consumers: dict[str, Any] = {}
+        self._closing: set[asyncio.Task[None]] = set()
         self._told = ""
         self._tell_again_at = 0.0
         self.loop = asyncio.new_event_loop()
@@ -233,10 +236,11 @@ class _Lines:
     def _live(self) -> None:
         self.loop.run_forever()
         # Threads wait for what is still in progress.
-        if left := asyncio.all_tasks(self.loop):
-            for task in left:
+        ends_at = time.monotonic() + CLOSE_SECONDS
+        while (left := asyncio.all_tasks(self.loop)) and time.monotonic() < ends_at:
+            for task in left - self._closing:
                 task.cancel()
-            self.loop.run_until_complete(asyncio.wait(left, timeout=CLOSE_SECONDS))
+            self.loop.run_until_complete(asyncio.wait(left, timeout=CANCEL_SECONDS))
         self.loop.close()
 
     def run(self, steps: Coroutine[Any, Any, T], seconds: float) -> T:
@@ -322,10 +326,15 @@ class _Lines:
                     **self._given,
                 }
                 connection = Client()
+                connecting = self.loop.create_task(connection.connect(**options))
                 try:
-                    await asyncio.wait_for(connection.connect(**options), REPLY_SECONDS)
+                    await asyncio.wait_for(asyncio.shield(connecting), REPLY_SECONDS)
                 except BaseException:
-                    await connection.close()
+                    # In a task of its own, because this one may be cancelled again.
+                    closing = self.loop.create_task(_abandon(connection, connecting))
+                    self._closing.add(closing)
+                    closing.add_done_callback(self._closing.discard)
+                    await asyncio.shield(closing)
                     raise
                 self._connection = connection
             if not self._connection.is_connected:
@@ -387,6 +396,22 @@ class NatsDelivery:
         except RuntimeError:
             steps.close()
             log.debug("the connection is closed")
+
+
+async def _abandon(connection: Any, connecting: asyncio.Task[None]) -> None:
+    """End an attempt to connect, and close its socket.
+
+    The client may overhear a cancellation. One that is cancelled while it closes a connection, to
+    try again, leaves the socket open, and takes itself for closed.
+    """
+    while not connecting.done():
+        connecting.cancel()
+        await asyncio.wait([connecting], timeout=CANCEL_SECONDS)
+    with contextlib.suppress(Exception):
+        await connection.close()
+        if (socket := connection._transport) is not None:
+            socket.close()
+            await socket.wait_closed()
 
 
 async def _quietly(steps: Coroutine[Any, Any, None]) -> None:
