@@ -18,6 +18,7 @@ import pytest
 
 import holdfast
 from holdfast.kernel.operation import Async, C, Handle, Op, query, rows, whole_query
+from holdfast.kernel.postgres import copy
 from holdfast.testing.nouns import Counter
 from holdfast.testing.proxy import PostgresProxy
 from tests.faults.workload import found_in, in_threads
@@ -173,20 +174,94 @@ def test_a_slow_query_ends_when_the_server_answers_nobody(
 
 
 def test_a_query_that_reads_everything_does_not_wait_for_a_lock(
-    impatient: Place, direct: Place, postgres_dsn: str
+    impatient: Place, direct: Place
 ) -> None:
-    with (
-        holdfast.open(**impatient) as store,
-        psycopg.connect(postgres_dsn) as locking,
-    ):
-        Counter(store).add(1, note="first")
-        locking.execute(f'LOCK TABLE "{direct["namespace"]}".hf_test_counters')
+    with holdfast.open(**impatient) as store, locked(direct, "hf_test_counters"):
 
         def run() -> None:
             with pytest.raises(holdfast.StoreBusy):
                 Slow(store.runtime).read_locked()
 
         within_limits(run)
+
+
+def test_a_backup_ends_when_the_server_falls_silent(
+    proxy: PostgresProxy, impatient: Place, tmp_path: Path
+) -> None:
+    def freeze(done: int, total: int) -> None:
+        proxy.freeze()
+
+    def run() -> None:
+        with holdfast.open(**impatient) as store:
+            Counter(store).add(1, note="first")
+            with pytest.raises(holdfast.StoreUnavailable, match=SILENT):
+                store.backup(tmp_path / "copy.db", progress=freeze)
+            with pytest.raises(holdfast.StoreUnavailable, match="reached: connection timeout"):
+                store.backup(tmp_path / "copy.db")
+            proxy.thaw()
+            assert list(tmp_path.iterdir()) == []
+            store.backup(tmp_path / "copy.db")
+        with holdfast.open(f"sqlite:///{tmp_path}/copy.db") as copied:
+            assert [event.data["note"] for event in copied.events("root")] == ["first"]
+
+    within_limits(run)
+
+
+@contextlib.contextmanager
+def locked(place: Place, table: str = "hf_work") -> Iterator[psycopg.Connection[Any]]:
+    """Lock a table of a store for all others."""
+    with psycopg.connect(place["url"]) as locking:
+        locking.execute(f'LOCK TABLE "{place["namespace"]}".{table}'.encode())
+        yield locking
+
+
+def test_neither_a_backup_nor_a_vacuum_waits_for_ever_for_a_lock(
+    impatient: Place, direct: Place, tmp_path: Path
+) -> None:
+    def run() -> None:
+        with pytest.raises(holdfast.StoreBusy, match="lock timeout"):
+            store.backup(tmp_path / "copy.db")
+        with pytest.raises(holdfast.StoreBusy, match=r"was locked for 0\.5 seconds"):
+            engine_of(store).vacuum()
+
+    with holdfast.open(**impatient) as store:
+        with locked(direct):
+            within_limits(run)
+        engine_of(store).vacuum()
+
+
+WAITING = """
+SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = CAST(%s AS text)::regclass
+"""
+
+
+def test_a_vacuum_ends_when_the_server_falls_silent(
+    proxy: PostgresProxy, impatient: Place, direct: Place
+) -> None:
+    def freeze(looking: psycopg.Connection[Any]) -> None:
+        table = f'"{direct["namespace"]}".hf_work'
+        while looking.execute(WAITING, [table]).fetchone() == (0,):
+            time.sleep(0.01)
+        proxy.freeze()
+
+    def run() -> None:
+        with pytest.raises(holdfast.StoreUnavailable, match=SILENT):
+            engine_of(store).vacuum()
+        proxy.thaw()
+
+    with holdfast.open(**impatient) as store, locked(direct) as locking:
+        freezing = threading.Thread(target=freeze, args=[locking])
+        freezing.start()
+        within_limits(run)
+        freezing.join()
+
+
+def test_a_vacuum_may_be_slow(impatient: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = f"FROM pg_sleep({LONGER_THAN_THE_LIMIT}), pg_tables"
+    listing = copy.LIST_POSTGRES_TABLES.replace("FROM pg_tables", slow)
+    monkeypatch.setattr(copy, "LIST_POSTGRES_TABLES", listing)
+    with holdfast.open(**impatient) as store:
+        engine_of(store).vacuum()
 
 
 def test_one_silent_connection_is_the_end_of_all_that_were_idle(

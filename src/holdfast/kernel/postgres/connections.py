@@ -19,6 +19,7 @@ from typing import Any
 import psycopg
 
 from ...errors import HoldfastError, InvalidArgument, StoreClosed, StoreUnavailable
+from ..operation import Row
 from ..url import PostgresTarget, without_values
 from .pipeline import Link, Message, Slot
 
@@ -32,6 +33,7 @@ OPTIONS: dict[str, Any] = {
     "keepalives_count": 3,
     "tcp_user_timeout": 20_000,
 }
+STILL_THERE = Message("SELECT 1")
 
 
 class Connection(psycopg.Connection[Any]):
@@ -58,16 +60,20 @@ class Turn:
             self.wake()
 
 
-def connect(dsn: str, seconds: float, name: str) -> Connection:
-    """Connect with a timeout of at least two seconds; raises psycopg's errors."""
-    return Connection.connect(
-        dsn,
+def options(seconds: float, name: str) -> dict[str, Any]:
+    """Return the arguments of a connection that is made within some seconds, at least two."""
+    return {
         **OPTIONS,
-        connect_timeout=max(2, math.ceil(min(CONNECT_SECONDS_MAX, seconds))),
-        application_name=name,
-        autocommit=True,
-        prepare_threshold=None,
-    )
+        "connect_timeout": max(2, math.ceil(min(CONNECT_SECONDS_MAX, seconds))),
+        "application_name": name,
+        "autocommit": True,
+        "prepare_threshold": None,
+    }
+
+
+def connect(dsn: str, seconds: float, name: str) -> Connection:
+    """Connect within a time limit; raises psycopg's errors."""
+    return Connection.connect(dsn, **options(seconds, name))
 
 
 def connect_error(error: psycopg.Error, dsn: str) -> HoldfastError:
@@ -128,14 +134,16 @@ class Connections:
         # Old poolers cannot keep prepared statements from one transaction to the next.
         return Link(connection, place, prepares=self._target.prepares)
 
-    def is_answered(self, seconds: float) -> bool:
-        """Whether the server answers on a connection that is opened for this; blocks."""
+    def answer(self, message: Message, seconds: float) -> list[Row] | None:
+        """Return the server's answer on a connection that is opened for this; blocks.
+
+        None if it does not answer.
+        """
         try:
             with closing(self.connect(Slot(), seconds)) as link:
-                link.run([Message("SELECT 1")], seconds)
+                return link.run([message], seconds)[0].rows
         except psycopg.Error:
-            return False
-        return True
+            return None
 
     def give(self, link: Link) -> None:
         """Take a connection back, or hand it to the first in the queue."""

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import apsw
 import psycopg
 from psycopg import sql
+from psycopg.abc import PQGen
 
+from ...errors import StoreBusy
 from ..driver import Progress, Settings
 from ..opening import open_for_writing
-from ..url import PostgresTarget, SqliteTarget
+from ..url import SqliteTarget
+from .connections import STILL_THERE, Connection, Connections, options
 from .errors import translate
+from .pipeline import Link, Message, Slot
+from .transactions import answer_seconds
+
+T = TypeVar("T")
 
 LIST_POSTGRES_TABLES = """
 SELECT tablename FROM pg_tables WHERE schemaname = %s AND starts_with(tablename, 'hf_') ORDER BY 1
@@ -27,27 +36,58 @@ SELECT column_name FROM information_schema.columns WHERE table_schema = %s AND t
 LIST_SQLITE_TABLES = """
 SELECT name FROM sqlite_master WHERE type = 'table' AND name LIKE 'hf%' ORDER BY rowid
 """
+COUNT_WAITS = "SELECT count(*) AS waits FROM pg_locks WHERE pid = $1 AND NOT granted"
 ROWS_PER_FETCH = 1_000
+
+
+class Patient(Connection):
+    """A connection whose statements may take as long as the server answers on another one."""
+
+    perform: Callable[[PQGen[Any]], Any]
+
+    def wait(self, gen: PQGen[T], *_: object, **__: object) -> T:
+        """Run what waits for the socket; raises Silent if the server answers nobody."""
+        found: T = self.perform(gen)
+        return found
+
+
+@contextmanager
+def connected(
+    lending: Connections, settings: Settings, goes_on: Callable[[int], bool]
+) -> Iterator[Patient]:
+    """Lend a connection of its own, and translate the errors of what is done with it.
+
+    `goes_on` is given its process when the server has been silent, and says whether to wait on.
+    """
+    try:
+        given = options(settings.busy_timeout_seconds, "holdfast")
+        connection = Patient.connect(lending.dsn, **given)
+        link = Link(connection, Slot(), prepares=False)
+        connection.perform = partial(
+            link.perform,
+            limit_seconds=answer_seconds(settings),
+            is_alive=partial(goes_on, link.backend_pid),
+        )
+        try:
+            yield connection
+        finally:
+            link.close()
+    except psycopg.Error as error:
+        raise translate(error) from error
 
 
 class Snapshot:
     """One snapshot of a schema."""
 
-    def __init__(self, dsn: str, schema: str) -> None:
-        self._dsn = dsn
+    def __init__(self, connection: Patient, schema: str, lock_seconds: float) -> None:
+        self._connection = connection
         self._schema = schema
-
-    def __enter__(self) -> Snapshot:
-        try:
-            self._connection = psycopg.connect(self._dsn, prepare_threshold=None)
-        except psycopg.Error as error:
-            raise translate(error) from error
-        self._connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-        self._connection.read_only = True
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._connection.close()
+        connection.set_autocommit(False)
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        connection.read_only = True
+        # A slow statement is waited for, but not one that a lock keeps from beginning.
+        limit = f"{round(lock_seconds * 1000)}ms"
+        connection.execute("SELECT set_config('lock_timeout', %s, true)", [limit])
 
     def count(self, table: str) -> int:
         """Return how many rows a table has."""
@@ -77,12 +117,17 @@ class Snapshot:
 
 
 def copy_rows(
-    target: PostgresTarget, settings: Settings, path: Path, progress: Progress | None
+    lending: Connections, schema: str, settings: Settings, path: Path, progress: Progress | None
 ) -> None:
     """Copy every table of a PostgreSQL store from one snapshot."""
+
+    def goes_on(_: int) -> bool:
+        return lending.answer(STILL_THERE, answer_seconds(settings)) is not None
+
     store = open_for_writing(SqliteTarget(path), replace(settings, mode="write"), migrate=True)
     try:
-        with Snapshot(target.dsn, target.schema) as snapshot, store.bulk() as connection:
+        with connected(lending, settings, goes_on) as source, store.bulk() as connection:
+            snapshot = Snapshot(source, schema, settings.busy_timeout_seconds)
             # Children may come before their parents; COMMIT checks the references.
             connection.execute("PRAGMA defer_foreign_keys = ON")
             tables = [str(row[0]) for row in connection.execute(LIST_SQLITE_TABLES).fetchall()]
@@ -118,13 +163,21 @@ def _listed(names: Sequence[str]) -> sql.Composed:
     return sql.SQL(", ").join(map(sql.Identifier, names))
 
 
-def vacuum(dsn: str, schema: str) -> None:
+def vacuum(lending: Connections, schema: str, settings: Settings) -> None:
     """Vacuum and analyse every table of a store, on a separate connection."""
-    try:
-        with psycopg.connect(dsn, autocommit=True, prepare_threshold=None) as connection:
-            found = connection.execute(LIST_POSTGRES_TABLES, [schema]).fetchall()
-            for (table,) in found:
-                name = sql.Identifier(schema, table)
-                connection.execute(sql.SQL("VACUUM (ANALYZE) {}").format(name))
-    except psycopg.Error as error:
-        raise translate(error) from error
+
+    def goes_on(process: int) -> bool:
+        # VACUUM runs in no transaction, and so cannot be given a limit of its own for locks.
+        rows = lending.answer(Message(COUNT_WAITS, (process,)), answer_seconds(settings))
+        if rows and rows[0]["waits"]:
+            raise StoreBusy(
+                f"a table of schema {schema!r} was locked for {settings.busy_timeout_seconds:g} "
+                "seconds; it was not vacuumed"
+            )
+        return rows is not None
+
+    with connected(lending, settings, goes_on) as connection:
+        found = connection.execute(LIST_POSTGRES_TABLES, [schema]).fetchall()
+        for (table,) in found:
+            name = sql.Identifier(schema, table)
+            connection.execute(sql.SQL("VACUUM (ANALYZE) {}").format(name))

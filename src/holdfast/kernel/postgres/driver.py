@@ -60,14 +60,14 @@ class PostgresDriver(SyncDriver):
     def copy_to(self, path: Path, progress: Progress | None) -> None:
         """Copy every table, in one snapshot, into a new SQLite file."""
         self.require_usable()
-        copy_rows(self._target, self.settings, path, progress)
+        copy_rows(self.connections, self._target.schema, self.settings, path, progress)
 
     def vacuum(self) -> None:
         """Vacuum and analyse every table."""
         self.require_usable()
         if self.mode == "read":
             raise StoreReadOnly(operation="vacuum")
-        vacuum(self._target.dsn, self._target.schema)
+        vacuum(self.connections, self._target.schema, self.settings)
 
     def close(self) -> None:
         """Close all connections; in a forked child this does nothing."""

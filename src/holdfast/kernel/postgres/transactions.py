@@ -34,7 +34,7 @@ from ..driver import Execution, Point, Settings
 from ..operation import Call, Query, read
 from ..sql import Dialect
 from . import one_trip
-from .connections import CONNECTIONS_MAX, Connections
+from .connections import CONNECTIONS_MAX, STILL_THERE, Connections
 from .errors import is_connection_lost, is_read_only, translate
 from .notify import Notifier
 from .pipeline import Connect, DriverStep, Link, Message, Queue, Reply, Send, Sleep, Slot
@@ -446,7 +446,7 @@ class Transactions:
     def is_alive(self) -> bool:
         """Whether the server answers on a new connection; blocks."""
         assert self._lending is not None
-        return self._lending.is_answered(self.answer_seconds)
+        return self._lending.answer(STILL_THERE, self.answer_seconds) is not None
 
     def _settle(self, lost: CommitLost, deadline: float) -> Steps[bool]:
         """Determine on another connection whether a lost COMMIT took effect."""
