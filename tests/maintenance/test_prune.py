@@ -583,6 +583,44 @@ def test_a_foreign_file_is_never_written_to(
     assert file.read_bytes() == content
 
 
+@pytest.mark.parametrize("call", ["archive", "backup", "export"])
+def test_nothing_is_written_through_a_symbolic_link(call: str, place: Any, tmp_path: Path) -> None:
+    """Else whoever may write in the directory chooses which file gets what a store holds."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "linked").symlink_to(tmp_path / "real")
+    file, other = tmp_path / "linked" / "file", tmp_path / "other"
+    with open_at(place) as store:
+        talk(store.session("a"), 10)
+        writes: dict[str, Callable[[], object]] = {
+            "archive": lambda: store.prune(keep=1, archive=file),
+            "backup": lambda: store.backup(file),
+            "export": lambda: store.export(file),
+        }
+        before = everything(store)
+        file.symlink_to(other)
+        with pytest.raises(holdfast.StoreError, match="file is a symbolic link"):
+            writes[call]()
+        assert everything(store) == before
+        assert not other.exists()
+        file.unlink()
+        writes[call]()
+    assert (tmp_path / "real" / "file").stat().st_mode & 0o777 == 0o600
+
+
+def test_an_archive_that_others_can_read_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "old.jsonl"
+    with open_at({"url": "sqlite://"}) as store:
+        talk(store.session("a"), 10)
+        store.prune(keep=5, archive=file)
+        assert file.stat().st_mode & 0o777 == 0o600
+        assert caplog.text == ""
+        file.chmod(0o644)
+        store.prune(keep=1, archive=file)
+    assert f"{file} is open to other users (mode 0644); run `chmod 600 {file}`" in caplog.text
+
+
 def test_an_archive_that_cannot_be_written_removes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import fcntl
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +22,14 @@ from typing import TYPE_CHECKING, Any
 
 from ..arguments import require_path
 from ..codec import Codec, from_json, to_json
-from ..errors import HoldfastError, InvalidArgument, SchemaMismatch, StoreBusy, StoreUnavailable
+from ..errors import (
+    HoldfastError,
+    InvalidArgument,
+    SchemaMismatch,
+    StoreBusy,
+    StoreError,
+    StoreUnavailable,
+)
 
 if TYPE_CHECKING:
     from .driver import Driver, Progress
@@ -29,6 +37,7 @@ if TYPE_CHECKING:
 VERSION = 1
 MARK = '{"holdfast_archive":'
 READ_BYTES = 65_536
+log = logging.getLogger("holdfast.kernel")
 
 
 def archived(codec: Codec, kind: str, fields: Mapping[str, Any]) -> str:
@@ -45,11 +54,13 @@ class Archive:
 
     def __init__(self, path: str | Path, store_id: str) -> None:
         self._path = _place_of(path)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
-            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._descriptor = os.open(self._path, flags, 0o600)
         except OSError as error:
             raise self._unusable(error) from error
         try:
+            require_private(self._path)
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._end = self._begin(store_id)
         except BlockingIOError as error:
@@ -115,12 +126,38 @@ class Archive:
 
 def _place_of(path: object) -> Path:
     """Return the path of an archive, or refuse it."""
-    found = require_path(path)
+    found = _own_path(path, "a file")
     if os.path.isdir(found):
         raise InvalidArgument(f"{found} is a directory; name a file in it")
     if not os.path.isdir(found.parent):
         raise InvalidArgument(f"there is no directory {found.parent}; create it first")
     return found
+
+
+def _own_path(path: object, what: str) -> Path:
+    """Return the real path of a file to write, which is no symbolic link; its directory may be."""
+    found = require_path(path, what)
+    require_no_link(Path(str(path)))
+    return found
+
+
+def require_no_link(path: Path) -> None:
+    """Refuse a symbolic link."""
+    if os.path.islink(path):
+        raise StoreError(
+            f"{path} is a symbolic link, perhaps planted to redirect writes to another file; "
+            "name the file itself. Nothing was opened"
+        )
+
+
+def require_private(path: Path) -> None:
+    """Refuse a file of another user; log a warning about one that other users can open."""
+    found = os.lstat(path)
+    if found.st_uid not in {os.geteuid(), 0} and os.geteuid() != 0:
+        raise StoreError(f"{path} belongs to another user, who could change it; nothing was opened")
+    mode = found.st_mode & 0o777
+    if mode & 0o077:
+        log.warning("%s is open to other users (mode %04o); run `chmod 600 %s`", path, mode, path)
 
 
 def require_header(line: bytes, path: Path) -> None:
@@ -143,7 +180,7 @@ def new_file(place: object) -> Iterator[Path]:
 
     Nothing is left behind on failure. A second writer of the same name gets StoreBusy.
     """
-    path = require_path(place, "a new file")
+    path = _own_path(place, "a new file")
     _require_new(path)
     if not os.path.isdir(path.parent):
         raise InvalidArgument(f"there is no directory {path.parent}; create it first")

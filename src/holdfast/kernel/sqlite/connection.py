@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import logging
 import os
 import stat
 import threading
@@ -27,6 +26,7 @@ from ...errors import (
     StoreUnavailable,
 )
 from ..driver import Durability, Progress
+from ..files import require_no_link, require_private
 from ..schema import APPLICATION_ID
 
 # SQLite itself waits rarely: only for programs that do not take the writer's side lock.
@@ -38,10 +38,13 @@ IDLE_READERS_MAX = 8
 PAGES_PER_STEP = 256
 PAUSE_SECONDS_MAX = 0.1
 # SQLite's locks are not reliable on these file systems.
-NETWORK_FILE_SYSTEMS = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "fuse.sshfs", "ceph"}
+NETWORK_FILE_SYSTEMS = {
+    "nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ncpfs", "ceph", "lustre", "gpfs",
+    "beegfs", "fuse.sshfs", "fuse.ceph", "fuse.glusterfs", "fuse.juicefs", "fuse.gcsfuse",
+    "fuse.s3fs", "fuse.rclone",
+}  # fmt: skip
 
 BESIDE = ("", "-wal", "-shm", "-journal", "-lock", "-turn")
-log = logging.getLogger("holdfast.kernel")
 
 # A signal handler may open a store while its thread holds the lock.
 _creating = threading.RLock()
@@ -79,11 +82,7 @@ def require_place(path: Path, vfs: str | None) -> None:
     if vfs is not None and vfs not in apsw.vfs_names():
         raise InvalidArgument(f"SQLite has no file system layer {shown(vfs)}; leave ?vfs= out")
     for file in files_of(path):
-        if os.path.islink(file):
-            raise StoreError(
-                f"{file} is a symbolic link, perhaps planted to redirect writes to another file; "
-                "name the file itself. Nothing was opened"
-            )
+        require_no_link(file)
     if os.path.isdir(path):
         raise InvalidArgument(f"{path} is a directory; name a database file in it")
     if not os.path.isdir(path.parent):
@@ -136,16 +135,6 @@ def prepare_file(path: Path, vfs: str | None) -> None:
     for file in files_of(path):
         with contextlib.suppress(FileNotFoundError):
             require_private(file)
-
-
-def require_private(path: Path) -> None:
-    """Refuse a file of another user; log a warning about one that other users can open."""
-    found = os.lstat(path)
-    if found.st_uid not in {os.geteuid(), 0} and os.geteuid() != 0:
-        raise StoreError(f"{path} belongs to another user, who could change it; nothing was opened")
-    mode = found.st_mode & 0o777
-    if mode & 0o077:
-        log.warning("%s is open to other users (mode %04o); run `chmod 600 %s`", path, mode, path)
 
 
 def file_system(directory: Path) -> str:
