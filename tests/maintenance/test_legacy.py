@@ -420,6 +420,21 @@ WRONG: dict[str, tuple[str, list[Any], type[HoldfastError], str]] = {
         "4 AS created_at, 5 AS project_dir, 6 AS agent_name, 7 AS last_resumed_at, "
         "8 AS parent_session_name", [], InvalidArgument,
         "{path} is not a database of a supported older format: its tables are none"),
+    "a computed column": (
+        "CREATE TABLE sessions (session_id, session_name, status, created_at, project_dir, "
+        "agent_name, last_resumed_at, parent_session_name, bomb AS (zeroblob(900000000)))",
+        [], InvalidArgument,
+        "{path} is not a database of a supported older format: its tables are none"),
+    "a virtual table": (
+        "CREATE VIRTUAL TABLE sessions USING fts4(session_id, session_name, status, created_at, "
+        "project_dir, agent_name, last_resumed_at, parent_session_name)", [], InvalidArgument,
+        "{path} is not a database of a supported older format: its tables are sessions_content, "
+        "sessions_docsize, sessions_segdir, sessions_segments, sessions_stat"),
+    "text that is none": (
+        COORDINATOR + "INSERT INTO sessions (session_id, session_name, status, created_at) "
+        "VALUES ('a', CAST(x'ff' AS TEXT), 'running', 0)", [], CorruptStore,
+        "{path} has text that is not UTF-8: 'utf-8' codec can't decode byte 0xff in position 0: "
+        "invalid start byte"),
     "a circle": (COORDINATOR,
         [session("a", "A", "B"), session("b", "B", "C"), session("c", "C", "B")],
         InvalidArgument, "sessions are each other's parents: b → c → b"),

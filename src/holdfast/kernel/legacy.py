@@ -8,12 +8,15 @@ from pathlib import Path
 
 import apsw
 
-from ..errors import HoldfastError, NotAStore
+from ..errors import CorruptStore, HoldfastError, NotAStore
 from .operation import Row
 from .sqlite.connection import BUSY_MS, require_place, translate
 
-LIST_LEGACY_TABLES = "SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name"
-LIST_LEGACY_COLUMNS = "SELECT name FROM pragma_table_info(:table)"
+# A virtual table has no page of its own.
+LIST_LEGACY_TABLES = """
+SELECT name FROM sqlite_master WHERE type = 'table' AND rootpage > 0 ORDER BY name
+"""
+LIST_LEGACY_COLUMNS = "SELECT name, hidden FROM pragma_table_xinfo(:table)"
 
 
 class LegacyFile:
@@ -33,12 +36,16 @@ class LegacyFile:
             raise self._error(error) from error
 
     def columns(self) -> dict[str, set[str]]:
-        """Return the tables, without views, and their columns."""
-        tables = [str(row["name"]) for row in self.rows(LIST_LEGACY_TABLES)]
-        return {
-            table: {str(row["name"]) for row in self.rows(LIST_LEGACY_COLUMNS, table=table)}
-            for table in tables
-        }
+        """Return the tables and their columns, without views and what else is computed.
+
+        A few bytes of SQL can compute a value of a gigabyte for every row.
+        """
+        found = {}
+        for table in [str(row["name"]) for row in self.rows(LIST_LEGACY_TABLES)]:
+            columns = list(self.rows(LIST_LEGACY_COLUMNS, table=table))
+            if not any(column["hidden"] for column in columns):
+                found[table] = {str(column["name"]) for column in columns}
+        return found
 
     def rows(self, sql: str, **parameters: str) -> Iterator[Row]:
         """Yield the rows of a query."""
@@ -49,6 +56,8 @@ class LegacyFile:
                 yield dict(zip(names, row, strict=True))
         except apsw.Error as error:
             raise self._error(error) from error
+        except UnicodeDecodeError as error:
+            raise CorruptStore(f"{self._path} has text that is not UTF-8: {error}") from error
 
     def close(self) -> None:
         """Close the file."""
