@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from ..checkpoints.diff import printable
 from ..effects.calls import FATAL_ERRORS
 from ..effects.requests import ApprovalUsed
 from ..effects.turns import CallAnswer, call_all
@@ -27,9 +28,11 @@ from ..formatting import plural
 from ..kernel.flow import Flow, invoke, perform
 from ..leases import uptime_seconds
 from ..peers import Parked
+from ..redaction import log_origin
 from ..session import Session
 from ..spend import Spend, Spent
 from ..store_sessions import StoreSessions
+from ..work.items import error_text
 from .commits import CommitOps, Executed, ModelAttempt
 from .model_calls import WHAT_HELPS, ModelCall
 from .models import Request, name_of
@@ -464,8 +467,8 @@ class AgentRun:
             try:
                 yield from self._flush(messages=self._unstored, error=data)
                 self._unstored = []
-            except HoldfastError:
-                log.warning("the end of a run could not be recorded", exc_info=True)
+            except HoldfastError as again:
+                self._log("the end of a run could not be recorded", again)
         yield from self._report_stop(error)
 
     def _report_stop(self, error: HoldfastError) -> Flow[None]:
@@ -495,6 +498,12 @@ class AgentRun:
             return
         try:
             yield from invoke(self._rules.on_progress, progress)
-        except Exception:
+        except Exception as error:
             # A callback must not break the run.
-            log.exception("on_progress failed")
+            self._log("on_progress failed", error)
+
+    def _log(self, what: str, error: Exception) -> None:
+        """Log an error in one line, redacted and printable."""
+        redactor = self._session.runtime.redactor
+        log.warning("%s: %s", what, printable(error_text(error, redactor.redact)))
+        log_origin(log, redactor, error)

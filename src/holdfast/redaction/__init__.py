@@ -12,6 +12,6 @@ Only then are patterns applied, none of which can backtrack without bound.
 
 from __future__ import annotations
 
-from .redactor import NoRedaction, Redaction, Redactor, checked_redaction
+from .redactor import NoRedaction, Redaction, Redactor, checked_redaction, log_origin
 
-__all__ = ["NoRedaction", "Redaction", "Redactor", "checked_redaction"]
+__all__ = ["NoRedaction", "Redaction", "Redactor", "checked_redaction", "log_origin"]

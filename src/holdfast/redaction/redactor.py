@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 import re
+import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
@@ -110,6 +112,12 @@ def require_key(key: object) -> None:
     if key is not None and (type(key) is not bytes or len(key) < _KEY_BYTES_MIN):
         problem = f"The key must be at least {_KEY_BYTES_MIN} bytes."
         raise InvalidArgument(problem, argument="key")
+
+
+def log_origin(log: logging.Logger, redaction: Redaction, error: object) -> None:
+    """Log the traceback of an error of user code at the level DEBUG, redacted."""
+    if isinstance(error, BaseException) and log.isEnabledFor(logging.DEBUG):
+        log.debug("%s", redaction.redact("".join(traceback.format_exception(error))))
 
 
 class _Walk:

@@ -10,7 +10,6 @@ import math
 import random
 import threading
 import time
-import traceback
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from functools import partial
@@ -26,6 +25,7 @@ from ..kernel.operation import Async, C, Call, Row, Runtime, Sync
 from ..leases import Guard, Kept
 from ..peers import PeerRequest, Resumption
 from ..peers.uptake import TakenUp
+from ..redaction import log_origin
 from ..work.items import Item, error_text
 from ..work.transitions import BUSY, Transition, turn
 from .inbox import Envelope
@@ -300,8 +300,7 @@ class HandlerRun:
 
     def _log_failure(self, error: object, outcome: AttemptOutcome) -> None:
         """Log the failure and what follows in one line, redacted and printable."""
-        item = self.item
-        redact = item.runtime.redactor.redact
+        item, redactor = self.item, self.item.runtime.redactor
         follows = {
             "retried": f"it is retried at {iso(item.available_at)}, "
             f"{item.retry_count} of {item.max_retries} retries used",
@@ -313,11 +312,10 @@ class HandlerRun:
             item.id,
             item.type,
             item.attempts,
-            printable(error_text(error, redact)),
+            printable(error_text(error, redactor.redact)),
             follows.get(outcome, outcome),
         )
-        if isinstance(error, BaseException) and log.isEnabledFor(logging.DEBUG):
-            log.debug("%s", redact("".join(traceback.format_exception(error))))
+        log_origin(log, redactor, error)
 
     def _call(self, handler: Handler, async_store: Any, loop: Any) -> Any:
         if is_async(handler):
