@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import random
+from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from holdfast.store import check
 from holdfast.worlds.stored import list_explorations, read_exploration
 from tests.maintenance.crafted import craft, fill, open_at, read
 from tests.maintenance.stores import everything, sound
+from tests.ready import Schemas
 
 
 @pytest.fixture
@@ -91,15 +94,17 @@ def survives(store: holdfast.Store, file: Path, where: str) -> bool:
     return True
 
 
-def fuzz(tmp_path: Path, frames: list[Any], seeds: range) -> dict[bool, int]:
-    file = tmp_path / "fuzzed.export"
+NewPlace = Callable[[], dict[str, Any]]
+
+
+def fuzz(file: Path, frames: list[Any], seeds: range, new_place: NewPlace) -> dict[bool, int]:
     counts = {True: 0, False: 0}
     store: holdfast.Store | None = None
     before: dict[str, list[Any]] = {}
     try:
         for seed in seeds:
             if store is None:
-                store = open_at({"url": f"sqlite:///{tmp_path}/fuzzed{seed}.db"})
+                store = open_at(new_place())
                 before = everything(store)
             craft(file, mutated(frames, random.Random(seed)))
             is_taken = survives(store, file, f"seed {seed}")
@@ -115,13 +120,56 @@ def fuzz(tmp_path: Path, frames: list[Any], seeds: range) -> dict[bool, int]:
     return counts
 
 
-def test_a_thousand_changed_files_are_refused_or_whole(tmp_path: Path, frames: list[Any]) -> None:
-    counts = fuzz(tmp_path, frames, range(1_000))
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "fuzzed.export"
+
+
+@pytest.fixture
+def new_file(tmp_path: Path) -> NewPlace:
+    """Return places of new files."""
+    numbers = count()
+    return lambda: {"url": f"sqlite:///{tmp_path}/fuzzed{next(numbers)}.db"}
+
+
+@pytest.fixture
+def new_schema(postgres_dsn: str, ready_schemas: Schemas) -> Iterator[NewPlace]:
+    """Return places of empty schemas, one at a time."""
+    with contextlib.ExitStack() as lent:
+
+        def new_place() -> dict[str, Any]:
+            lent.close()
+            return {"url": postgres_dsn, "namespace": lent.enter_context(ready_schemas.lent())}
+
+        yield new_place
+
+
+def test_a_thousand_changed_files_are_refused_or_whole(
+    file: Path, frames: list[Any], new_file: NewPlace
+) -> None:
+    counts = fuzz(file, frames, range(1_000), new_file)
     assert counts[True] > 10
     assert counts[False] > 500
 
 
+def test_changed_files_are_refused_or_whole_on_postgresql_too(
+    file: Path, frames: list[Any], new_schema: NewPlace
+) -> None:
+    counts = fuzz(file, frames, range(200), new_schema)
+    assert counts[True] > 2
+    assert counts[False] > 100
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(10))
-def test_twenty_thousand_changed_files_are(tmp_path: Path, frames: list[Any], part: int) -> None:
-    fuzz(tmp_path, frames, range(1_000 + part * 2_000, 3_000 + part * 2_000))
+def test_twenty_thousand_changed_files_are(
+    file: Path, frames: list[Any], new_file: NewPlace, part: int
+) -> None:
+    fuzz(file, frames, range(1_000 + part * 2_000, 3_000 + part * 2_000), new_file)
+
+
+@pytest.mark.slow
+def test_five_thousand_changed_files_are_on_postgresql_too(
+    file: Path, frames: list[Any], new_schema: NewPlace
+) -> None:
+    fuzz(file, frames, range(5_000), new_schema)
