@@ -419,6 +419,22 @@ def test_a_keeper_that_cannot_reach_the_store_says_so_and_its_holder_stops_in_ti
         driven.close()
 
 
+def test_closing_an_async_driver_leaves_the_event_loop_free(place: dict[str, Any]) -> None:
+    async def run() -> None:
+        async with holdfast.aopen(**place) as store:
+            driven = await (await store.session("s")).drive()
+            with locked(place, "LOCK TABLE hf_sessions"):
+                closing = asyncio.ensure_future(driven.close())
+                # Only a loop that goes on gets here while the lease cannot be given back.
+                for _ in range(50):
+                    await asyncio.sleep(0.001)
+                assert not closing.done()
+            await closing
+            assert (await (await store.session("s")).info()).holder is None
+
+    asyncio.run(run())
+
+
 def test_a_row_that_somebody_has_locked_holds_up_no_other_lease(
     postgres_dsn: str, namespace: str, uptime: Uptime
 ) -> None:
