@@ -165,6 +165,7 @@ EVENT_KINDS = (
     "state_changed",
     "state_rule_set",
     "state_rule_deleted",
+    "state_compacted",
     "spend_recorded",
     "work_submitted",
     "work_completed",

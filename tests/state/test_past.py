@@ -10,6 +10,8 @@ import pytest
 import holdfast
 from holdfast.kernel.operation import rows
 from holdfast.state import read
+from holdfast.testing.subject import Subject, done
+from tests.conftest import InColour
 
 
 @pytest.mark.parametrize("sql", [read.READ_KEY_AT, read.READ_CHANGED_SINCE])
@@ -62,6 +64,24 @@ def test_pages_of_the_past_are_what_a_snapshot_was(place: dict[str, Any]) -> Non
         assert {each.key for each in state.entries(at_sequence=50)} == set(
             state.snapshot(50).document
         )
+
+
+def test_a_compaction_is_an_event_if_it_removes_anything(in_colour: InColour) -> None:
+    async def case(subject: Subject) -> None:
+        store = await subject.open()
+        child = await done(store.session("child", parent=await done(store.session("root"))))
+        for number in range(3):
+            await done(child.state.set("k", number))
+        for before in (2, 2, 1, 3):
+            await done(child.state.compact(before))
+        *_, second, third = await done(store.events("root"))
+        assert [(each.kind, each.session_id, each.data) for each in (second, third)] == [
+            ("state_compacted", "root", {"before": 2}),
+            ("state_compacted", "root", {"before": 3}),
+        ]
+        assert second.position == 6
+
+    in_colour(case)
 
 
 def test_a_reason_is_told_by_the_feed_and_the_audit_trail(place: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from ..clock import iso
 from ..errors import Compacted, SessionNotFound
-from ..feed.events import TREE_SEQUENCE
+from ..feed.events import TREE_SEQUENCE, emit
 from ..kernel.append_only import through_door
 from ..kernel.files import Archive, archived
 from ..kernel.flow import Flow, invoke, let_others_write, perform
@@ -49,7 +49,9 @@ SELECT min(sequence) AS sequence FROM hf_state_events
 WHERE root_id = :root_id AND sequence > :floor AND created_at > :now - :history_ms
 """
 READ_IS_OPEN = f"SELECT {OPEN_TREE.format(root_id=':root_id')} AS is_open"
-RAISE_FLOOR = "UPDATE hf_state SET floor = :floor WHERE root_id = :root_id AND floor < :floor"
+RAISE_FLOOR = """
+UPDATE hf_state SET floor = :floor WHERE root_id = :root_id AND floor < :floor RETURNING floor
+"""
 # A pass looks at the next rows, whether they go or stay: those that stay are not looked at again.
 NEXT_OLD_EVENTS = """
 SELECT sequence, key FROM hf_state_events
@@ -187,7 +189,8 @@ class Compaction:
     def raise_floor(self, floor: int, only_ended: bool) -> Op[bool]:
         """Make older history unreadable first, so that no reader sees it half removed.
 
-        With `only_ended`, return False for a tree that was reopened meanwhile, which keeps it.
+        With `only_ended`, return False for a tree that was reopened meanwhile, which keeps it;
+        and there is no event, as that of a tree which has ended would be pruned like the others.
         """
         yield Lock(self._root_id)
         yield from require_reached(self._root_id, floor)
@@ -195,7 +198,10 @@ class Compaction:
             [tree] = yield from rows(READ_IS_OPEN, root_id=self._root_id)
             if tree["is_open"]:
                 return False
-        yield from rows(RAISE_FLOOR, root_id=self._root_id, floor=floor)
+        raised = yield from rows(RAISE_FLOOR, root_id=self._root_id, floor=floor)
+        if raised and not only_ended:
+            where = (self.runtime.codec, self._root_id, self._root_id)
+            yield from emit(*where, "state_compacted", {"before": floor})
         return True
 
     @operation
