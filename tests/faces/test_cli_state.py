@@ -44,6 +44,10 @@ def test_keys_are_written_and_read(filled: dict[str, Any], quick: Run) -> None:
     assert data(quick("state", "keys", "report-one", "--json")) == {
         "keys": ["k", "n", "new", "topics"]
     }
+    by_it = quick("state", "keys", "report-one", "--updated-by", "report-o", "--json")
+    assert data(by_it) == {"keys": ["k", "n", "new", "topics"]}
+    by_nobody = quick("state", "keys", "report-one", "--updated-by", "long-gone")
+    assert by_nobody.stdout == "No keys.\n"
     deleted = quick("state", "delete", "report-one", "new", "--yes")
     assert deleted.stdout == "new is deleted: version 2, sequence 8.\n"
     with holdfast.open(**filled) as store:
@@ -61,12 +65,17 @@ def test_keys_are_written_and_read(filled: dict[str, Any], quick: Run) -> None:
 def test_text_that_is_not_json_is_refused(
     filled: dict[str, Any], quick: Run, text: str, told: str
 ) -> None:
-    for words in (("state", "set", "report-one", "k", text), ("work", "submit", "mail", text)):
+    for argument, words in {
+        "VALUE": ("state", "set", "report-one", "k", text),
+        "ITEMS": ("state", "append", "report-one", "topics", text),
+        "PATCH": ("state", "merge", "report-one", "k", text),
+        "INPUT": ("work", "submit", "mail", text),
+    }.items():
         refused = quick(*words, "--json")
         assert refused.returncode == 2
         error = json.loads(refused.stderr)
-        assert error["message"].startswith(f"{error['path']} is not JSON text: Expecting ")
-        assert error["path"] in {"VALUE", "INPUT"}
+        assert error["message"].startswith(f"{argument} is not JSON text: Expecting ")
+        assert error["path"] == argument
         assert told in error["message"]
         assert ("its quotes: " in error["message"]) == (text == "it's")
     assert data(quick("state", "keys", "report-one", "--json")) == {"keys": ["n", "topics"]}
@@ -145,8 +154,9 @@ def test_the_feed_is_exported_as_lines(filled: dict[str, Any], quick: Run, tmp_p
     found = [json.loads(line) for line in (tmp_path / "feed.jsonl").read_text().splitlines()]
     assert [event["position"] for event in found] == [1, 2, 3]
     options = ("--since", "2", "--kind", "state_changed")
-    [line] = quick("feed", "export", "-", "report-one", *options).stdout.splitlines()
-    assert json.loads(line) == found[2]
+    for more in ((), ("--json",)):
+        [line] = quick("feed", "export", "-", "report-one", *options, *more).stdout.splitlines()
+        assert json.loads(line) == found[2]
     everything = [
         json.loads(each) for each in quick("feed", "export", "-", "--all").stdout.splitlines()
     ]

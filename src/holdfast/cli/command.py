@@ -21,7 +21,7 @@ from typer.core import TyperCommand, TyperGroup
 from .. import store
 from ..codec import from_json, to_json
 from ..effects import Tool
-from ..errors import HoldfastError, InvalidArgument, InvalidValue, SessionEnded
+from ..errors import HoldfastError, InvalidArgument, InvalidValue, SessionEnded, SessionNotFound
 from ..kernel.flow import is_async
 from .output import Columns, print_json, show, table, with_place
 
@@ -188,6 +188,14 @@ def root_of(store: store.Store, session: str | None) -> str | None:
     return None if session is None else store.find_session(session).root_id
 
 
+def known_id(store: store.Store, session: str | None, *, of_root: bool = False) -> str | None:
+    """Return the id of a session, or of its root; one that is gone is known by its whole id."""
+    try:
+        return root_of(store, session) if of_root else id_of(store, session)
+    except SessionNotFound:
+        return session
+
+
 def page(
     name: str,
     found: Sequence[Any],
@@ -228,7 +236,9 @@ class Command(TyperCommand):
             error.args = (with_place(in_options(error, self.params), *place),)
             raise
         if ctx.params["as_json"]:
-            print_json(answer.data)
+            # What was printed line by line has no end of its own.
+            if answer.data is not None:
+                print_json(answer.data)
         else:
             parts = [answer.shown] if isinstance(answer.shown, str) else answer.shown()
             for part in parts:

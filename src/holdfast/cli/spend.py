@@ -5,7 +5,7 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import Annotated, Any, cast
 
-from ..errors import NotFound, SessionNotFound
+from ..errors import NotFound
 from ..spend import SPEND_STATES, Spend, SpendGroup, SpendState, Spent
 from ..store import Store
 from . import output
@@ -17,10 +17,9 @@ from .command import (
     OfSession,
     OfTree,
     argument,
-    id_of,
+    known_id,
     option,
     page,
-    root_of,
 )
 
 app = Commands("Show what model calls cost, and correct what is uncertain.")
@@ -38,7 +37,7 @@ def list_spend(
 ) -> Answer:
     """List model calls, oldest first. An uncertain one is counted at its estimate."""
     wanted = cast("SpendState | None", state)
-    found = store.spends(session=_spender(store, session), state=wanted, after=after, limit=limit)
+    found = store.spends(session=known_id(store, session), state=wanted, after=after, limit=limit)
     columns: output.Columns = {
         "number": "number",
         "session": "session_id",
@@ -67,8 +66,8 @@ def sums(
     """Sum up what was spent, by session, model or day."""
     found = store.spending(
         cast("Any", by),
-        session=_spender(store, session),
-        root=_spender(store, root, of_tree=True),
+        session=known_id(store, session),
+        root=known_id(store, root, of_root=True),
         after=after,
         limit=limit,
     )
@@ -87,14 +86,6 @@ def sums(
         position="name", drop=dropped, empty="Nothing was spent.",
     )  # fmt: skip
     return Answer({"by": by, **cast("dict[str, Any]", sums.data)}, sums.shown)
-
-
-def _spender(store: Store, session: str | None, *, of_tree: bool = False) -> str | None:
-    """Return the id of a session, or of its root; spend outlives its session."""
-    try:
-        return root_of(store, session) if of_tree else id_of(store, session)
-    except SessionNotFound:
-        return session
 
 
 @app.command(mode="write")

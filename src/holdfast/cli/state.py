@@ -23,10 +23,12 @@ from .command import (
     Yes,
     argument,
     confirm,
+    known_id,
     option,
     page,
     read_json,
     require_file,
+    session_ids,
 )
 
 app = Commands("Show the shared state of a tree, change it, and read its history.")
@@ -91,10 +93,13 @@ def _beginning(found: StateSnapshot, prefix: str) -> StateSnapshot:
 def keys(
     store: Store,
     session: SessionId,
-    updated_by: Annotated[str | None, option("SESSION", "Only those it wrote last.")] = None,
+    updated_by: Annotated[
+        str | None, option("SESSION", "Only those it wrote last.", offers=session_ids)
+    ] = None,
 ) -> Answer:
     """List the keys."""
-    found = store.find_session(session).state.keys(updated_by=updated_by)
+    wrote = known_id(store, updated_by)
+    found = store.find_session(session).state.keys(updated_by=wrote)
     return Answer({"keys": found}, "\n".join(map(output.text_of, found)) or "No keys.")
 
 
@@ -151,7 +156,7 @@ def append(
 ) -> Answer:
     """Append items to a list."""
     state = store.find_session(session).state
-    return _written(state.append(key, read_json(items, "VALUE"), idempotency_key=idempotency_key))
+    return _written(state.append(key, read_json(items, "ITEMS"), idempotency_key=idempotency_key))
 
 
 @app.command(mode="write")
@@ -162,7 +167,7 @@ def merge(
     patch: Annotated[str, argument("PATCH", "An object as JSON; null removes a member.")],
 ) -> Answer:
     """Merge a patch into an object (RFC 7396)."""
-    return _written(store.find_session(session).state.merge(key, read_json(patch, "VALUE")))
+    return _written(store.find_session(session).state.merge(key, read_json(patch, "PATCH")))
 
 
 @app.command(mode="write", context_settings=NEGATIVE)

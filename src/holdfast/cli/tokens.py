@@ -16,6 +16,7 @@ from .command import (
     Yes,
     argument,
     confirm,
+    id_of,
     option,
     page,
     session_ids,
@@ -42,7 +43,7 @@ def create(
     made = store.tokens.create(
         name,
         permission=cast("Permission", permission),
-        session=session,
+        session=id_of(store, session),
         expires_in_seconds=expires_in_seconds,
     )
     shown = (
