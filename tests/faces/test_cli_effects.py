@@ -350,6 +350,8 @@ def test_tools_that_cannot_be_used_are_an_error(
     monkeypatch.delitem(sys.modules, "shop", raising=False)
     Path("shop.py").write_text(TOOLS)
     assert message in failed(quick("effects", "verify", effects["charge"], "--tools", tools), 2)
+    missing = failed(quick("effects", "verify", effects["charge"]), 2)
+    assert missing.startswith("Error: --tools MODULE:TOOL is required")
 
 
 def test_doctor_tells_of_effects_in_doubt_and_of_dead_owners(

@@ -41,10 +41,14 @@ def test_calls_are_listed_shown_answered_and_cancelled(place: dict[str, Any], qu
         assert text in shown
     answered = quick("peers", "answer", first[:35], "--result", '{"sun": true}')
     assert "counted" in answered.stdout
-    assert data(quick("peers", "answer", "1", "--json"))["receipt"] == "duplicate"
+    assert data(quick("peers", "answer", "1", "--result=1", "--json"))["receipt"] == "duplicate"
     assert "sun" in quick("peers", "show", first).stdout
     assert quick("peers", "answer", "2", "--result=1", "--error=no").returncode == 2
     assert quick("peers", "answer", "2", "--result={").returncode == 2
+    # There is one answer: none is given by a command that does not say which.
+    forgotten = quick("peers", "answer", "2")
+    assert (forgotten.returncode, "--result JSON" in forgotten.stderr) == (2, True)
+    assert data(quick("peers", "show", "2", "--json"))["state"] == "open"
     assert data(quick("peers", "cancel", "2", "--json"))["is_cancelled"]
     assert "nothing was changed" in quick("peers", "cancel", "2").stdout
     assert data(quick("peers", "answer", "2", "--error=down", "--json"))["receipt"] == "late"

@@ -20,8 +20,9 @@ from ..errors import HoldfastError
 from . import INTERRUPTED, bench, demo, discard_output, explore, mcp, output, serve, store, transfer
 from .command import Commands, DatabaseUrl, Group, show_help
 
-# How writing to the standard output fails. A file of our own that cannot be written is named.
 WIDTH_OF_CLICK_MIN = 50
+KINDS_OF_PYTHON = {"int": "a whole number", "float": "a number"}
+# How writing to the standard output fails. A file of our own that cannot be written is named.
 UNWRITABLE = {errno.EBADF, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC}
 
 # The modules of each group's commands; the first of them holds the group.
@@ -146,6 +147,8 @@ def described(error: Exception) -> dict[str, object]:
     elif wrong_use := getattr(error, "format_message", None):
         command = getattr(getattr(error, "ctx", None), "command_path", "holdfast")
         told = str(wrong_use()).rstrip(".")
+        for python, kind in KINDS_OF_PYTHON.items():
+            told = told.replace(f"is not a valid {python}", f"is not {kind}")
         told += " See" if told.endswith("?") else "; see"
         message = f"{told} `{command} --help`"
     else:

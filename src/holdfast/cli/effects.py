@@ -264,6 +264,8 @@ def verify(
     The exit code is 4 if it cannot determine the outcome.
     """
     known = named_tools(tools)
+    if not known:
+        raise InvalidArgument("--tools MODULE:TOOL is required: the tool whose hook is asked")
     id, hooks = store.find_effect(effect).id, [tool.verify for tool in known]
     return _settled(run_hooks(store, url, namespace, hooks, lambda at: at.verify(id, known)))
 

@@ -158,7 +158,7 @@ def show(store: Store, ask_id: Ask) -> Answer:
 def answer(
     store: Store,
     ask_id: Ask,
-    result: Annotated[str | None, option("JSON", "The answer; null by default.")] = None,
+    result: Annotated[str | None, option("JSON", "The answer.")] = None,
     error: Annotated[str | None, option("TEXT", "Answer with this error instead.")] = None,
 ) -> Answer:
     """Answer a call on behalf of the peer; a session that waited for it resumes."""
@@ -167,9 +167,11 @@ def answer(
     call = store.find_ask(ask_id)
     if error is not None:
         receipt = store.answer(call.id, error, status="error")
+    elif result is not None:
+        receipt = store.answer(call.id, read_json(result, "--result"))
     else:
-        value = None if result is None else read_json(result, "--result")
-        receipt = store.answer(call.id, value)
+        # There is one answer: who forgot it shall not have given it.
+        raise InvalidArgument("pass --result JSON (null says nothing) or --error TEXT")
     return Answer({"id": call.id, "receipt": receipt}, RECEIPTS[receipt])
 
 

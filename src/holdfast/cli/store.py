@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from .. import store as stores
+from ..arguments import require_whole
 from ..clock import iso
 from ..errors import CorruptRecord, NotFound
 from ..formatting import plural, size
 from ..maintenance import Pruned
+from ..maintenance.retention import KEEP_MAX
 from ..records import StoreInfo
 from ..store import Store
 from . import output
@@ -194,6 +196,7 @@ def prune(
     gone = "They are archived." if archive is not None else "They cannot be restored."
     only = None if session is None else store.find_session(session).id
     whose = "each session" if only is None else f"session {only}"
+    require_whole("keep", keep, 1, KEEP_MAX)  # Nobody is to be asked about less.
     confirm(f"Remove all but {plural(keep, 'checkpoint')} of {whose}? {gone}", yes=yes)
     is_quiet = not errors.is_terminal
     with Progress(*columns, console=errors, transient=True, disable=is_quiet) as shown:
