@@ -22,6 +22,7 @@ from holdfast.testing.subject import Colour, Subject, done, raises
 from tests.agent.helpers import World, run
 from tests.checkpoints.colours import both_colours, sql
 from tests.crash.children import run as run_child
+from tests.work.working import unhurried
 
 SCRIPT = [
     [call("look", city="Oslo"), call("mail", to="ann"), call("mail", to="bob")],
@@ -365,11 +366,12 @@ def test_killed_anywhere_an_approved_call_is_made_once_and_nobody_is_asked_again
     number, status = 1, -signal.SIGKILL
     while status == -signal.SIGKILL:
         id = f"s{number}"
-        asked_and_approved(id)
-        world.path.write_text("")
-        status, _ = run_child(partial(resume, id, CrashPoints(die_at=number)))
-        if status != 0:
-            resume(id, CrashPoints())
+        with unhurried():
+            asked_and_approved(id)
+            world.path.write_text("")
+            status, _ = run_child(partial(resume, id, CrashPoints(die_at=number)))
+            if status != 0:
+                resume(id, CrashPoints())
         assert world.count("mail") == 1, number
         with holdfast.open(**place) as store:
             session = store.find_session(id)

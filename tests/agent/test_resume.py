@@ -51,14 +51,15 @@ def killed_run(
             )
             agent.run("go", message_id="m-1")
 
-    status, _ = run_child(work)
+    with unhurried():
+        status, _ = run_child(work)
     assert status == KILLED
 
 
 def resumed(
     place: dict[str, Any], world: World, script: Any, message: str | None = "go", **options: Any
 ) -> Any:
-    with holdfast.open(**place) as store:
+    with unhurried(), holdfast.open(**place) as store:
         session = store.session("s")
         agent = Agent(
             session,

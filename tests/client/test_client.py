@@ -274,7 +274,7 @@ def send(served: dict[str, Any], name: str, body: bytes, number: int = 1) -> htt
         LANE: "forged",
         NUMBER: str(number),
     }
-    return httpx.post(f"{served['url']}/call/{name}", content=body, headers=headers)
+    return httpx.post(f"{served['url']}/call/{name}", content=body, headers=headers, timeout=60)
 
 
 def test_a_forged_place_is_refused_and_nothing_is_written(
@@ -309,7 +309,7 @@ def test_damaged_calls_are_refused_cleanly(store: holdfast.Store, served: dict[s
         wire.encode([place, [Guard("session", "s", 1, 1)], {}, ["0" * 36]]),
     ]
     names = sorted(operations())
-    with httpx.Client() as client:
+    with httpx.Client(timeout=60) as client:
         for number in range(300):
             body = bytearray(chance.choice(bodies))
             for _ in range(chance.randint(1, 4)):

@@ -187,7 +187,7 @@ def test_without_a_websocket_waiting_polls(local: Live) -> None:
             body = (await receive())["body"]
             given = {name.decode(): value.decode() for name, value in scope["headers"]}
             given["host"] = httpx.URL(local.url).netloc.decode()
-            async with httpx.AsyncClient(verify=False) as client:
+            async with httpx.AsyncClient(verify=False, timeout=60) as client:
                 answer = await client.post(local.url + scope["path"], content=body, headers=given)
             status, content = answer.status_code, answer.content
             headers = [(b"content-type", answer.headers["content-type"].encode())]
@@ -299,4 +299,4 @@ def test_no_more_is_listened_to_than_the_server_takes(local: Live) -> None:
 
 def test_the_address_of_rings_is_for_websockets(local: Live) -> None:
     assert local.client.get("/call").status_code == 404
-    assert httpx.get(f"{local.url}/call").status_code == 401
+    assert httpx.get(f"{local.url}/call", timeout=60).status_code == 401

@@ -194,12 +194,14 @@ def test_the_same_key_with_another_request_fails_in_every_state(
 ) -> None:
     ran: list[int] = []
 
-    def calls(store: holdfast.Store, act: Callable[[], Any]) -> Callable[[str, int], Any]:
+    def calls(
+        store: holdfast.Store, act: Callable[[], Any], lease_seconds: float | None = None
+    ) -> Callable[[str, int], Any]:
         def run(n: int) -> Any:
             ran.append(n)
             return act()
 
-        tool = holdfast.tool(name="act", effect="mutate", lease_seconds=0.3)(run)
+        tool = holdfast.tool(name="act", effect="mutate", lease_seconds=lease_seconds)(run)
         session = store.find_session("s")
         if way == "once":
             return lambda key, n: store.once(key, tool, request={"n": n})
@@ -211,7 +213,7 @@ def test_the_same_key_with_another_request_fails_in_every_state(
             time.sleep(60)
 
         with holdfast.open(**place) as store:
-            calls(store, act)("hung", 1)
+            calls(store, act, lease_seconds=0.3)("hung", 1)
 
     def fail() -> None:
         raise NotDone("no")

@@ -54,8 +54,8 @@ def test_who_learns_too_late_that_it_may_run_an_effect_does_not(
         assert goes_on.wait(WAIT_SECONDS)
         return holdfast.NotLanded()
 
-    def make(who: str) -> Any:
-        @holdfast.tool(effect="mutate", name="pay", lease_seconds=1, verify=verify)
+    def make(who: str, lease_seconds: float | None = None) -> Any:
+        @holdfast.tool(effect="mutate", name="pay", verify=verify, lease_seconds=lease_seconds)
         def pay(amount: int) -> int:
             runs.append(who)
             return amount
@@ -68,7 +68,7 @@ def test_who_learns_too_late_that_it_may_run_an_effect_does_not(
     ):
         slow.session("warm").call(make("warm"), amount=0)
         session = slow.session("trip")
-        first = lose_answer(proxy, lambda: session.call(make("slow"), amount=1))
+        first = lose_answer(proxy, lambda: session.call(make("slow", lease_seconds=1), amount=1))
         second = begin(lambda: other.session("trip").call(make("other"), amount=1))
         assert is_verifying.wait(WAIT_SECONDS)
         proxy.accept()

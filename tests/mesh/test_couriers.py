@@ -18,6 +18,7 @@ from holdfast.kernel.operation import Query, batch
 from holdfast.maintenance import read_archive
 from holdfast.mesh import Memory, Mesh, Message, Service, TransportError, Undeliverable
 from tests.mesh.meshes import PLANNER, QUICK, WEATHER, is_idle, outbox, running, until
+from tests.work.working import unhurried
 
 CANARY = "canary-7d1f"
 
@@ -266,7 +267,7 @@ def test_a_request_is_acknowledged_when_its_answer_or_pause_is_durable(
     transport = Recording()
     service = Service("slow", serve, lambda resumption: "went on")
     worker = service.worker(store, transport, **QUICK, lease_seconds=1)
-    with Mesh(store, transport) as mesh, running(worker):
+    with unhurried(), Mesh(store, transport) as mesh, running(worker):
         mesh.request("slow", request_id="r1", wait_seconds=0)
         assert begun.wait(120)
         may_end.set()

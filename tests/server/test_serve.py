@@ -459,7 +459,7 @@ def test_a_client_with_keys_counts_exactly_through_restarts(
         nonlocal counted
         bearer = {"authorization": f"Bearer {secret}"}
         base = f"http://127.0.0.1:{port}"
-        with httpx.Client(base_url=base, headers=bearer, timeout=5) as client:
+        with httpx.Client(base_url=base, headers=bearer, timeout=60) as client:
             while not stop.is_set():
                 try:
                     counted += increment_once(client, f"k{counted}")

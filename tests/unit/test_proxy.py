@@ -113,7 +113,7 @@ def test_a_commit_cut_after_has_happened_unknown_to_the_client(ends: Ends, send:
 @pytest.mark.parametrize("send", SENDERS)
 def test_a_late_commit_happens_after_the_client_was_cut(ends: Ends, send: Send) -> None:
     connection = connect(ends.through)
-    cut = ends.proxy.cut_next_commit("before-late", delay_seconds=0.3)
+    cut = ends.proxy.cut_next_commit("before-late", delay_seconds=2.0)
     with pytest.raises(psycopg.OperationalError):
         send(connection, ends.insert(1))
     assert ends.rows() == []

@@ -22,7 +22,7 @@ from tests.agent.helpers import World
 from tests.checkpoints.colours import both_colours, sql
 from tests.crash.children import run as run_child
 from tests.work.items import claimed, opened
-from tests.work.working import ended, running, until
+from tests.work.working import ended, running, unhurried, until
 from tests.work.working import opened as opened_now
 
 
@@ -264,7 +264,7 @@ def _worker(place: dict[str, Any], world: World, options: dict[str, Any], dies: 
     """A process whose handler runs an agent with default settings; it may die in its tool."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    @holdfast.tool(effect="write", lease_seconds=1)
+    @holdfast.tool(effect="write", lease_seconds=1 if dies else None)
     def book(trip: str) -> str:
         """Book a trip."""
         world.note(f"book {trip}")
@@ -295,7 +295,8 @@ def _survives(place: dict[str, Any], directory: Path, *, dying: Any, next: Any) 
     world = World(directory)
     with holdfast.open(**place, durability="normal") as store:
         item = store.work.submit("answer", "go", session=store.session("s"))
-    status, _ = run_child(lambda _: _worker(place, world, dying, dies=True))
+    with unhurried():
+        status, _ = run_child(lambda _: _worker(place, world, dying, dies=True))
     assert status == -signal.SIGKILL
     status, _ = run_child(lambda _: _worker(place, world, next, dies=False))
     assert status == 0

@@ -117,8 +117,12 @@ def test_a_heartbeat_races_two_sweeps_thousands_of_times(
     make(place)
     sweepers = [Child(lambda say: sweep_until_stopped(place, say)) for _ in range(2)]
     lost: dict[str, bool] = {}
+    made = 0
     with opened(place) as store:
-        for _ in range(rounds):
+        # Who wins depends on the machine: both have to, now and then.
+        while rounds > 0 or len(set(lost.values())) < 2:
+            rounds -= 1
+            made += 100
             # One that is swept waits for review, so that each is raced for only once.
             store.work.submit_many([Submission("t", on_crash="review")] * 100)
             items = store.work.claim("w", limit=100, queues="t", lease_seconds=0.01)
@@ -137,13 +141,13 @@ def test_a_heartbeat_races_two_sweeps_thousands_of_times(
             type="t", before=found[-1].number if found else None, limit=1000
         ):
             found += page
-    assert len(found) == len(lost) == 100 * rounds
+    assert len(found) == len(lost) == made
     for item in found:
         expected = ("review", 1) if lost[item.id] else (None, 0)
         assert (item.waits_for, item.rescues) == expected
         assert item.status == ("pending" if lost[item.id] else "in_progress")
     assert parked == sum(lost.values())
-    assert 0 < parked < 100 * rounds, "both must win now and then"
+    assert 0 < parked < made, "both must win now and then"
 
 
 def test_one_key_is_submitted_by_many_at_once(place: dict[str, Any]) -> None:

@@ -62,7 +62,7 @@ def client() -> Iterator[httpx.Client]:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         url = f"http://127.0.0.1:{server.server_port}"
-        with httpx.Client(base_url=url, trust_env=False) as client:
+        with httpx.Client(base_url=url, trust_env=False, timeout=60) as client:
             yield client
         server.shutdown()
         thread.join()
