@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import resource
+import shlex
 import signal
 import socket
 import stat
@@ -153,6 +154,19 @@ def test_what_people_are_told_can_be_pasted(file: dict[str, Any]) -> None:
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=60)
         assert process.returncode in {0, 130}
+
+
+def test_the_command_that_makes_a_token_names_the_store(place: dict[str, Any]) -> None:
+    made_token(place)
+    options = [text for name, each in place.items() for text in (f"--{name}", each)]
+    arguments = [sys.executable, "-m", "holdfast", "serve", "--port=0", *options]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(3)]
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    create = shlex.join(["holdfast", "tokens", "create", "NAME", *options])
+    assert lines[2] == f"Use an existing token, or create one: `{create}`.\n"
 
 
 def test_a_terminal_is_shown_the_token_and_a_link_that_signs_in(file: dict[str, Any]) -> None:

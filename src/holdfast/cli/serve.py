@@ -10,7 +10,7 @@ from ..errors import InvalidArgument
 from ..extras import required
 from ..kernel.url import RemoteTarget, parse
 from .command import Answer, DatabaseUrl, Namespace, Tools, flag, named_tools, option
-from .output import json_line
+from .output import json_line, with_place
 
 PORT = 8317
 
@@ -85,8 +85,11 @@ def serve(
     serving = Serving(place, address, options)
 
     def ready() -> None:
-        text = json_line(as_data(serving, token)) if as_json else None
-        text = text or as_text(serving, token, is_terminal=sys.stdout.isatty())
+        if as_json:
+            text = json_line(as_data(serving, token))
+        else:
+            text = as_text(serving, token, is_terminal=sys.stdout.isatty())
+            text = with_place(text, url, namespace)
         print(text, flush=True)
 
     serving.run(ready)

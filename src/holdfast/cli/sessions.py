@@ -41,7 +41,12 @@ def _data(info: SessionInfo) -> dict[str, Any]:
 def list_sessions(
     store: Store,
     status: Annotated[
-        str | None, option("STATUS", "Only those of this status.", offers=STATUSES)
+        str | None,
+        option(
+            "STATUS",
+            "active (shown as running or idle), waiting, completed, failed or cancelled.",
+            offers=STATUSES,
+        ),
     ] = None,
     agent: Annotated[str | None, option("NAME", "Only those of this agent.")] = None,
     root: OfTree = None,
