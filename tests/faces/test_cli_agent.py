@@ -261,6 +261,17 @@ def test_an_answer_that_is_an_error_is_told_with_the_exit_code(
     assert data(quick("agent", "wait", "r2", "--json"))["answer"]["result"] == {"a": 1}
 
 
+def test_an_answer_of_several_lines_is_shown_as_it_was_written(
+    place: dict[str, Any], quick: Run
+) -> None:
+    letter = "Dear Ann,\n\n  the train  leaves at 7: `holdfast agent wait x`\x1b[31m"
+    holdfast.open(**place).close()
+    quick("agent", "request", "echo", json.dumps(letter), "--id=r1", "--timeout=0")
+    serve(quick, "echo")
+    shown = quick("agent", "wait", "r1")
+    assert shown.stdout == letter.replace("\x1b", "\ufffd") + "\n"
+
+
 def test_what_cannot_be_served_or_asked_is_told(place: dict[str, Any], quick: Run) -> None:
     holdfast.open(**place).close()
     for wrong in ("agents_here", "agents_here:none", "agents_here:not_an_agent", "no_such:x"):

@@ -129,9 +129,12 @@ def test_items_are_submitted_listed_and_shown(store: holdfast.Store, quick: Run)
 def test_stored_text_cannot_command_the_terminal(store: holdfast.Store, quick: Run) -> None:
     item = store.work.submit("mail", "\x1b[31mred[bold]")
     [held] = store.work.claim("w")
-    held.fail("\x1b]0;title\x07", retry=False)
+    held.fail("\x1b]0;title\x07\r\n\tand more", retry=False)
     for command in (("show", item.id), ("why", item.id), ("list",), ("top", "--once")):
         assert "\x1b" not in text(quick("work", *command))
+    # A line of an error is not a character that cannot be shown.
+    for command in (("show", item.id), ("list",)):
+        assert "\ufffd]0;title\ufffd  and more" in text(quick("work", *command))
 
 
 def test_a_damaged_item_does_not_hide_the_others(store: holdfast.Store, quick: Run) -> None:

@@ -253,6 +253,7 @@ async def test_a_worker_logs_one_line_per_failed_attempt_without_secrets(
     moment = datetime.fromtimestamp(at / 1000, UTC).isoformat(timespec="milliseconds")
     assert moment.replace("+00:00", "Z") in first.getMessage()
     assert "ValueError: token" in first.getMessage()
+    assert " and \ufffd[31mmore; " in first.getMessage()
     assert "1 of 1 retries" in first.getMessage()
     [second] = told[good.id]
     assert "failed permanently" in second.getMessage()

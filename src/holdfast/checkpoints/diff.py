@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Literal, TypeAlias
@@ -269,5 +270,6 @@ def _json(value: Any) -> str:
 
 
 def printable(text: str) -> str:
-    """Return text without control characters."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+    """Return text on one line, without control characters."""
+    on_one_line = re.sub(r"\r\n|[\r\n\t]", " ", text)
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in on_one_line)

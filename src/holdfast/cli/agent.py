@@ -238,7 +238,7 @@ def _shown(call: PeerCall) -> Iterator[Any]:
     if call.state != "ok":
         yield f"{call.agent}: {call.state}"
     if isinstance(call.answer.result, str):
-        yield printable(call.answer.result)
+        yield output.text_lines(call.answer.result)
     else:
         yield output.json_lines(call.answer.result)
     for each in call.answer.artifacts:

@@ -248,6 +248,11 @@ def heading(text: str) -> RenderableType:
 
 def json_lines(value: object) -> RenderableType:
     """Return a value as JSON to read, which cannot command the terminal either."""
+    return text_lines(to_json(value, indent=2))
+
+
+def text_lines(text: str) -> RenderableType:
+    """Return foreign text with its lines, which cannot command the terminal either."""
     from rich.text import Text
 
-    return Text("\n".join(map(printable, to_json(value, indent=2).split("\n"))))
+    return Text("\n".join(map(printable, text.split("\n"))))
