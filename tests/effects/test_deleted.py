@@ -41,8 +41,12 @@ async def test_what_a_deleted_session_left_in_doubt_is_run_by_its_successor(
     result = await done(session.call(mail, to="ann"))
     assert (result.value, result.replayed) == (1, False)
     assert (world.done, len(world.asked)) == ([("ann", "")], 1)
-    statuses = []
-    for effect in await done(store.effects()):
-        statuses.append((effect.attempt, effect.status, effect.arguments))
-        assert effect.unlinked_at is not None
-    assert sorted(statuses) == [(1, "failed", None), (2, "completed", None)]
+    effects = await done(store.effects())
+    assert [(effect.attempt, effect.status, effect.arguments) for effect in effects] == [
+        (1, "failed", None),
+        (2, "completed", None),
+        (2, "completed", {"to": "ann"}),
+    ]
+    # What is left of the deleted session, and the answer that the new one has of its own.
+    assert [effect.unlinked_at is None for effect in effects] == [False, False, True]
+    assert effects[2].replay_of == effects[1].id

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.testing.subject import Subject, done
+from holdfast import EffectFailed, Landed, NotLanded, Unknown, VirtualClock
+from holdfast.testing.subject import Subject, done, raises
 from tests.checkpoints.colours import both_colours
 from tests.effects.test_replays import elsewhere
 from tests.effects.world import World
@@ -130,3 +131,150 @@ async def test_an_answer_from_before_a_fork_is_no_write(subject: Subject) -> Non
     assert not (await done(fork.call(write, to="bob"))).replayed
     assert not (await done(fork.call(write, to="ann"))).replayed
     assert [to for to, _ in world.done] == ["ann", "x", "x", "bob", "ann"]
+
+
+# What an origin left in doubt
+
+
+async def in_doubt(subject: Subject, tool: Any, call_id: str | None) -> tuple[Any, Any, str]:
+    """Return a fork from after a call whose owner died, and the effect of that call."""
+    clock = VirtualClock()
+    store = await subject.open(clock=clock)
+    session = await done(store.session("s"))
+    await done(session.save(n=1))
+    begun = await done(session.begin(tool, {"to": "ann"}, call_id))
+    id: str = begun.effect_id
+    del begun
+    await done(session.save(n=2))
+    fork = await done(session.fork(2, id="f"))
+    clock.advance(3600)
+    return store, fork, id
+
+
+@both_colours
+async def test_a_fork_that_is_created_again_knows_what_it_found_done(subject: Subject) -> None:
+    await fork_that_settled(subject, Landed(1), "c1", "c1")
+
+
+@both_colours
+async def test_a_fork_that_is_created_again_knows_what_it_found_done_without_an_id(
+    subject: Subject,
+) -> None:
+    await fork_that_settled(subject, Landed(1), None, None)
+
+
+@both_colours
+async def test_a_fork_that_is_created_again_knows_what_it_ran_for_its_origin(
+    subject: Subject,
+) -> None:
+    await fork_that_settled(subject, NotLanded(), "c1", "c1")
+
+
+@both_colours
+async def test_a_fork_that_is_created_again_knows_what_it_ran_under_an_id_of_its_own(
+    subject: Subject,
+) -> None:
+    await fork_that_settled(subject, NotLanded(), "c1", "c2")
+
+
+async def fork_that_settled(
+    subject: Subject, verdict: Any, call_id: str | None, asked: str | None
+) -> None:
+    world = World()
+    world.verdict = verdict
+    mail = world.tool(verify=world.verify)
+    store, fork, _ = await in_doubt(subject, mail, call_id)
+    assert (await done(fork.call(mail, to="ann", call_id=asked))).value == 1
+    (row,) = await done(store.effects(session=fork))
+    assert (row.call_id, row.result, row.replay_of is None) == (asked, 1, False)
+    count = len(world.done)
+    fork = await created_again(store, "f")
+    assert (await done(fork.call(mail, to="ann", call_id=asked))).replayed
+    session = await done(store.find_session("s"))
+    assert (await done(session.call(mail, to="ann", call_id=call_id))).replayed
+    assert len(world.done) == count
+
+
+@both_colours
+async def test_a_fork_that_is_created_again_knows_what_it_gave_up(subject: Subject) -> None:
+    await fork_that_gave_up(subject)
+
+
+@both_colours
+async def test_a_fork_that_is_created_again_knows_what_nobody_could_tell(subject: Subject) -> None:
+    await fork_that_gave_up(subject, verify=lambda arguments, idempotency_key: Unknown())
+
+
+async def fork_that_gave_up(subject: Subject, **rules: Any) -> None:
+    world = World()
+    mail = world.tool(on_unknown="fail", **rules)
+    store, fork, _ = await in_doubt(subject, mail, "c1")
+    await raises(EffectFailed, lambda: fork.call(mail, to="ann", call_id="c1"))
+    fork = await created_again(store, "f")
+    await raises(EffectFailed, lambda: fork.call(mail, to="ann", call_id="c1"))
+    assert world.done == []
+
+
+async def told(store: Any, root_id: str) -> list[tuple[str, str]]:
+    """Return what a tree's feed tells of effects."""
+    events = await done(store.events(root_id))
+    return [(e.kind, e.data["effect_id"]) for e in events if e.kind.startswith("effect_")]
+
+
+@both_colours
+async def test_what_a_fork_settles_is_told_in_the_feed_of_the_session_it_belongs_to(
+    subject: Subject,
+) -> None:
+    world = World()
+    world.verdict = NotLanded()
+    mail = world.tool(verify=world.verify)
+    store, fork, first = await in_doubt(subject, mail, "c1")
+    assert (await done(fork.call(mail, to="ann", call_id="c1"))).value == 1
+    _, second, row = [effect.id for effect in await done(store.effects())]
+    assert await told(store, "s") == [
+        ("effect_issued", first),
+        ("effect_failed", first),
+        ("effect_issued", second),
+        ("effect_completed", second),
+    ]
+    assert await told(store, "f") == [("effect_replayed", row)]
+
+
+@both_colours
+async def test_an_outcome_that_a_fork_records_is_told_where_its_call_was_begun(
+    subject: Subject,
+) -> None:
+    store = await subject.open()
+    session = await done(store.session("s"))
+    await done(session.save(n=1))
+    begun = await done(session.begin("mail", {"to": "ann"}, "c1"))
+    await done(session.save(n=2))
+    fork = await done(session.fork(2, id="f"))
+    await done((await done(fork.begun("c1"))).complete("sent"))
+    kinds = ["effect_issued", "effect_completed"]
+    assert await told(store, "s") == [(kind, begun.effect_id) for kind in kinds]
+    assert await told(store, "f") == []
+
+
+@both_colours
+async def test_what_others_settle_is_told_in_the_feed_of_the_session_that_left_it(
+    subject: Subject,
+) -> None:
+    world, clock = World(), VirtualClock()
+    world.verdict = Landed("sent")
+    store = await subject.open(clock=clock)
+    everywhere = world.tool(verify=world.verify, dedupe="global", name="everywhere")
+    mail = world.tool(verify=world.verify)
+    one, two = [await done(store.session(name)) for name in ("one", "two")]
+    left = [
+        (await done(one.begin(everywhere, {"to": "ann"}))).effect_id,
+        (await done(store.begin("key", {"to": "ann"}, session=one))).effect_id,
+    ]
+    clock.advance(3600)
+    assert (await done(two.call(everywhere, to="ann"))).value == "sent"
+    assert (await done(store.once("key", mail, request={"to": "ann"}))).value == "sent"
+    issued, completed = [
+        [(kind, id) for id in left] for kind in ("effect_issued", "effect_completed")
+    ]
+    assert await told(store, "one") == issued + completed
+    assert await told(store, "two") == []

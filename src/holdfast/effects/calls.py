@@ -89,6 +89,8 @@ class PreparedCall:
     _invocation: Invoke | None = field(default=None, init=False)
     _is_handed_over: bool = field(default=False, init=False)
     """Whether someone else records the outcome, and then drops the lease."""
+    _needs_row: bool = field(default=False, init=False)
+    """Whether the attempt that is run belongs to another call, so that this one needs a row."""
 
     @property
     def is_called(self) -> bool:
@@ -108,7 +110,11 @@ class PreparedCall:
             taken = yield from self.take()
             if isinstance(taken, Result):
                 return taken
-            return (yield from self.execute(taken[0], self.keep(*taken)))
+            result = yield from self.execute(taken[0], self.keep(*taken))
+            if self._needs_row:
+                with contextlib.suppress(HoldfastError):
+                    yield from self._known()
+            return result
         except INTERRUPTS:
             yield from self.withdraw()
             raise
@@ -139,8 +145,8 @@ class PreparedCall:
                     return known_result(effect)
                 case Unapproved():
                     raise ApprovalUsed
-                case InDoubt(ticket, effect):
-                    settled = yield from self._settle(ticket, effect, asked_at)
+                case InDoubt() as doubt:
+                    settled = yield from self._settle(doubt, asked_at)
                     if settled is not None:
                         return settled
                 case Busy(effect, wait_ms):
@@ -163,13 +169,8 @@ class PreparedCall:
         """Run a tool without effects, unless a completed read answers the call."""
         ledger, request = self.ledger, self.request
         if request.policy != "none":
-            found = yield from perform(Ledger.find_read, ledger, request)
-            if found is not None:
-                earlier, needs_row = found
-                if needs_row:
-                    same = EffectOutcome("completed", None, earlier.result)
-                    taken = yield from perform(Ledger.take, ledger, request, same)
-                    earlier = taken.effect if isinstance(taken, Known) else earlier
+            earlier = yield from self._known()
+            if earlier is not None:
                 return known_result(earlier)
         is_once = request.policy == "once"
         given = {"request": request.arguments} if is_once else self.arguments
@@ -191,6 +192,18 @@ class PreparedCall:
             raise _not_storable(self.request.tool, outcome.error)
         assert not isinstance(taken, Unapproved)
         return Result(value, taken.ticket.id if isinstance(taken, Owned) else taken.effect.id)
+
+    def _known(self) -> Flow[Effect | None]:
+        """Return the completed effect that answers the call, which has a row of its own then."""
+        found = yield from perform(Ledger.find_completed, self.ledger, self.request)
+        if found is None:
+            return None
+        earlier, needs_row = found
+        if needs_row:
+            same = EffectOutcome("completed", None, earlier.result)
+            taken = yield from perform(Ledger.take, self.ledger, self.request, same)
+            earlier = taken.effect if isinstance(taken, Known) else earlier
+        return earlier
 
     def execute(self, ticket: Ticket, kept: Kept) -> Flow[Result[Any]]:
         """Run the tool while its lease is renewed, and record the outcome."""
@@ -338,12 +351,13 @@ class PreparedCall:
             self.ledger.keeper.drop(kept)
 
     def _settle(
-        self, ticket: Ticket, effect: Effect, asked_at: float
+        self, in_doubt: InDoubt, asked_at: float
     ) -> Flow[Result[Any] | tuple[Ticket, float] | None]:
         """Verify a dead owner's effect; return its result, or a ticket to run it again.
 
         None if the caller has to look it up once more.
         """
+        ticket, effect, self._needs_row = in_doubt.ticket, in_doubt.effect, in_doubt.needs_row
         kept = self.keep(ticket, asked_at)
         try:
             doubt = EffectOutcome("unknown", effect.reason or "owner_died", error=effect.error)
@@ -357,10 +371,10 @@ class PreparedCall:
             yield from finish(self.ledger, ticket, outcome)
         finally:
             self.ledger.keeper.drop(kept)
+        if in_doubt.needs_row and outcome.status != "unknown":
+            # The next lookup gives this call a row of its own.
+            return None
         if isinstance(verdict, Landed):
-            if self.request.call_id not in {None, effect.call_id}:
-                # The next lookup gives this call a row of its own.
-                return None
             return self._verified(ticket, outcome, replay_of=ticket.id)
         if outcome.status == "failed":
             raise failed_before(self.request.tool.name, ticket.id, outcome.error)

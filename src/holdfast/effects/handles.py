@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from ..access import record
 from ..arguments import require_limit, require_one_of, require_text, require_whole, shown
@@ -26,6 +26,7 @@ from ..kernel.operation import (
     Row,
     Runtime,
     listed,
+    one,
     operation,
     query,
     rows,
@@ -39,12 +40,13 @@ from ..sessions.rows import read_place
 from ..wire import travels
 from .calls import PreparedCall, prepare
 from .history import effects_after, find_call, read_history
-from .ledger import Ledger, Match, finish, settle, verify
+from .ledger import Ledger, finish, settle, verify
 from .listings import page_of
 from .requests import ONCE_KEY_CHARACTERS_MAX, ONCE_SECONDS, digest_of, once_rules, once_tool
 from .statements import (
     EFFECT_ATTEMPTS,
     EFFECT_BY_ID,
+    EFFECT_BY_KEY,
     LOCK_EFFECT,
     PENDING_EFFECTS,
     RECENT_CALLS,
@@ -75,6 +77,8 @@ from .undo import Compensation, undo_after
 EFFECTS_PER_PAGE_MAX = 1_000
 # An effect's own key is prefixed with its scope.
 LEDGER_KEY_CHARACTERS_MAX = 1_000
+
+Match: TypeAlias = Literal["match", "conflict", "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,7 +427,15 @@ class StoreEffects(Handle[C]):
         """
         tool = named_tool("begin", "mutate")
         asked = prepare(self.ledger, tool, {}, **once_rules(key, request, None)).request
-        return (yield from Ledger.compare(self.ledger, asked))
+        salts = self.ledger.salts
+        if not (yield from salts.load()):
+            return "none"
+        yield from salts.refresh()
+        asked.identity = yield from salts.identify(asked)
+        row = yield from one(EFFECT_BY_KEY, key=asked.identity.key, limit=1)
+        if row is None or row["is_expired"]:
+            return "none"
+        return "match" if salts.matches(row, asked) else "conflict"
 
     @query
     def effects(

@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 from ..arguments import shown
 from ..dataclass import dataclass
@@ -60,6 +60,7 @@ from .statements import (
     Ticket,
     context,
     locks,
+    owner_of,
     ticket_of,
     topic,
 )
@@ -83,8 +84,6 @@ WHERE e.number = :number AND e.fence = :fence AND e.status = 'issued' AND (
 """  # noqa: S608
 MARK_UNDONE = "UPDATE hf_effects SET undone_by = :id WHERE id = :undoes"
 KEEP_LATE = "UPDATE hf_effects SET late = :late WHERE number = :number"
-
-Match = Literal["match", "conflict", "none"]
 
 
 @travels
@@ -119,6 +118,8 @@ class InDoubt:
 
     ticket: Ticket
     effect: Effect
+    needs_row: bool
+    """Whether the call needs a row of its own for what it is answered."""
 
 
 @travels
@@ -232,8 +233,8 @@ class Ledger(PerStore):
         return found is not None
 
     @query
-    def find_read(self, request: EffectRequest) -> Op[tuple[Effect, bool] | None]:
-        """Return the completed read that answers a call, and whether it needs a row of its own."""
+    def find_completed(self, request: EffectRequest) -> Op[tuple[Effect, bool] | None]:
+        """Return the completed effect that answers a call, and whether it needs its own row."""
         if not (yield from self.salts.load()):
             return None
         while True:
@@ -253,27 +254,15 @@ class Ledger(PerStore):
             return None
         return self.effect(found.row), found.needs_row(request)
 
-    @query
-    def compare(self, request: EffectRequest) -> Op[Match]:
-        """Return whether a store-wide key belongs to an equal request, another one, or none."""
-        if not (yield from self.salts.load()):
-            return "none"
-        yield from self.salts.refresh()
-        request.identity = yield from self.salts.identify(request)
-        row = yield from one(EFFECT_BY_KEY, key=request.identity.key, limit=1)
-        if row is None or row["is_expired"]:
-            return "none"
-        return "match" if self.salts.matches(row, request) else "conflict"
-
     @deciding
     def finish(self, ticket: Ticket, outcome: EffectOutcome) -> Op[bool]:
         """Record an outcome; False if the ticket is no longer valid."""
-        if ticket.undoes is None and ticket.fence == FIRST_FENCE:
+        if ticket.undoes is None and ticket.fence == FIRST_FENCE and not ticket.owner_number:
             answers = yield from decide(
                 *locks(ticket.place),
                 *self.keeper.looks(ticket.guard),
                 self.statements.finish(ticket, outcome, "issued"),
-                emits=self.statements.events(*ticket.event_fields, outcome),
+                emits=self.statements.events(ticket.place, *ticket.event_fields, outcome),
             )
             if answers[-1]:
                 yield AfterCommit(partial(self.signals.ring, topic(ticket.id)))
@@ -302,8 +291,9 @@ class Ledger(PerStore):
                 continue
             if ticket.undoes is not None and outcome.status == "completed":
                 yield from rows(MARK_UNDONE, id=ticket.id, undoes=ticket.undoes)
-            if has_tree:
-                yield from self.statements.events(*ticket.event_fields, outcome)
+            owner = yield from owner_of(ticket)
+            if has_tree or owner is not place:
+                yield from self.statements.events(owner, *ticket.event_fields, outcome)
             # After a takeover the effect may have been in doubt, and items may wait for it.
             was_in_doubt = old_status == "unknown" or ticket.fence > FIRST_FENCE
             if was_in_doubt and outcome.status != "unknown":
@@ -435,7 +425,7 @@ class Ledger(PerStore):
                 return Known(self.effect(row))
         if row["wait_ms"] > 0:
             return Busy(self.effect(row), row["wait_ms"])
-        return (yield from self._take_over_abandoned(request, row))
+        return (yield from self._take_over_abandoned(request, found, row))
 
     def _answer(self, request: EffectRequest, found: Found, row: Row) -> Op[Effect]:
         """Return the effect that answers a call, and insert a row for the call if it needs one."""
@@ -452,7 +442,9 @@ class Ledger(PerStore):
         )
         return replace(effect, id=id, number=inserted["number"], replay_of=replay_of)
 
-    def _take_over_abandoned(self, request: EffectRequest, row: Row) -> Op[Taken | None]:
+    def _take_over_abandoned(
+        self, request: EffectRequest, found: Found, row: Row
+    ) -> Op[Taken | None]:
         """Take over a dead owner's attempt to verify it, give it up, or retry it (None)."""
         fence = yield from self.take_over(row, request.holder, request.tool.lease_ms)
         if fence is None:
@@ -460,7 +452,7 @@ class Ledger(PerStore):
         ticket = ticket_of({**row, "fence": fence}, request.place, request.guard)
         effect = self.effect(row)
         if request.tool.verify is not None:
-            return InDoubt(ticket, effect)
+            return InDoubt(ticket, effect, found.needs_row(request))
         outcome = settle(self.statements, request.tool, Unknown(), of=effect)
         yield from self.finishing([(ticket, outcome)])
         if outcome.reason == "abandoned":
@@ -468,6 +460,8 @@ class Ledger(PerStore):
             return None
         ended = yield from one(LOCK_EFFECT, id=row["id"])
         assert ended is not None
+        if ended["status"] == "failed":
+            return Known((yield from self._answer(request, found, ended)))
         return Known(self.effect(ended))
 
     def _issue(
@@ -498,10 +492,10 @@ class Ledger(PerStore):
         return Owned(ticket_of(row, request.place, request.guard))
 
     def _own(self, request: EffectRequest, row: Row, outcome: EffectOutcome) -> Op[Owned]:
-        yield from self.statements.events(
-            request.place, row["id"], request.tool.name, request.call_id, outcome
-        )
-        return Owned(ticket_of(row, request.place, request.guard))
+        ticket = ticket_of(row, request.place, request.guard)
+        owner = yield from owner_of(ticket)
+        yield from self.statements.events(owner, *ticket.event_fields, outcome)
+        return Owned(ticket)
 
 
 def finish(

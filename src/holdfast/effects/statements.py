@@ -129,7 +129,7 @@ WHERE {IS_APPROVED} AND (:is_first = 0 OR (
     AND {SALT_OF_SESSION} = CAST(:session_salt AS INTEGER)
 ))
 ON CONFLICT (key, generation) WHERE generation > 0 DO NOTHING
-RETURNING {TICKET_COLUMNS}
+RETURNING {TICKET_COLUMNS}, session_number
 """  # noqa: S608
 TAKE_OVER_EFFECT = f"""
 UPDATE hf_effects SET status = 'issued', reason = NULL, holder = :holder, fence = fence + 1,
@@ -249,11 +249,13 @@ class Ticket:
     undoes: str | None
     place: Place | None
     guard: Guard | None
+    owner_number: int | None = None
+    """The number of the session that the effect belongs to, if it is not that of `place`."""
 
     @property
-    def event_fields(self) -> tuple[Place | None, str, str, str | None]:
-        """The leading arguments of `Statements.events`."""
-        return self.place, self.id, self.tool, self.call_id
+    def event_fields(self) -> tuple[str, str, str | None]:
+        """The arguments of `Statements.events` that name the effect."""
+        return self.id, self.tool, self.call_id
 
     def lost(self) -> LeaseLost:
         """Return the error of an owner whose effect was taken over."""
@@ -286,7 +288,11 @@ class Result(Generic[V]):
 def ticket_of(row: Row, place: Place | None, guard: Guard | None = None) -> Ticket:
     """Return the ticket for a row at its current fence."""
     columns = {name: row[name] for name in TICKET_COLUMNS.split(", ")}
-    return Ticket(**columns, place=place, guard=guard if place is None else place.guard)
+    number, owner_number = None, row["session_number"]
+    if place is not None:
+        number, guard = place.number, place.guard
+    owner_number = None if owner_number == number else owner_number
+    return Ticket(**columns, place=place, guard=guard, owner_number=owner_number)
 
 
 class Statements:
@@ -532,6 +538,20 @@ def place_of(row: Row) -> Op[Place | None]:
     if session is None:
         return None
     return Place(session["id"], session["number"], session["root_id"], None)
+
+
+def owner_of(ticket: Ticket) -> Op[Place | None]:
+    """Return the session whose feed tells of an effect; if it is not the caller's, lock its tree.
+
+    Of an effect of a deleted session, the caller's tells.
+    """
+    if ticket.owner_number is None:
+        return ticket.place
+    owner = yield from place_of({"session_number": ticket.owner_number})
+    if owner is None:
+        return ticket.place
+    yield Lock(owner.root_id)
+    return owner
 
 
 def known_result(effect: Effect) -> Result[Any]:

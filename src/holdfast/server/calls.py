@@ -81,9 +81,9 @@ IN_A_TREE: Final = frozenset(
         "StoreHandle.store_id", "StoreHandle.now_ms", "StoreHandle.events", "StoreHandle.settle",
         "StoreSessions.session", "StoreSessions.find_session", "IdentityOps.find",
         "TreeReader.begin", "TreeReader.read", "Work.submit", "Work.submit_many", "Keeper.renew",
-        "Ledger.take", "Ledger.take_all", "Ledger.find_read", "Ledger.finish", "Ledger.finish_all",
-        "Ledger.run_again", "Ledger.withdraw", "Ledger.keep_late", "Ledger.standing",
-        "Ledger.may_begin", "MarkOps.is_committed", "Tokens.create",
+        "Ledger.take", "Ledger.take_all", "Ledger.find_completed", "Ledger.finish",
+        "Ledger.finish_all", "Ledger.run_again", "Ledger.withdraw", "Ledger.keep_late",
+        "Ledger.standing", "Ledger.may_begin", "MarkOps.is_committed", "Tokens.create",
     }
 )  # fmt: skip
 # What it may call with `session=` a session of that tree.
@@ -497,9 +497,12 @@ class ServedCall:
 
     def _ticket(self, ticket: Ticket) -> Op[None]:
         row = yield from one(EFFECT_BY_ID, id=ticket.id)
-        is_there = row is not None and row["number"] == ticket.number
-        if not is_there or not (yield from self._reaches_effect(ticket.id)):
+        if row is None or row["number"] != ticket.number:
             raise ticket.lost()
+        if not (yield from self._reaches_effect(ticket.id)):
+            raise ticket.lost()
+        if ticket.owner_number is not None:
+            ticket.owner_number = row["session_number"]
         if ticket.guard is not None:
             yield from self._guard(ticket.guard)
         if (place := ticket.place) is not None:
