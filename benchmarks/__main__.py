@@ -1,4 +1,7 @@
-"""`python -m benchmarks [NAME …] [--quick] [--json FILE] [--picture FILE]`."""
+"""`python -m benchmarks [NAME …] [--quick] [--json FILE] [--picture FILE]`.
+
+`growth` also takes `--only TEXT` and `--sizes SIZE …`.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,21 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a first look, not to publish")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every round here")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="draw the kills as an SVG")
+    only = "growth: only what has this in its name; can be repeated"
+    parser.add_argument("--only", action="append", metavar="TEXT", help=only)
+    parser.add_argument(
+        "--sizes", type=int, nargs="+", metavar="SIZE", help="growth: stores of these sizes"
+    )
     arguments = parser.parse_args()
+    limits = {name: getattr(arguments, name) for name in ("only", "sizes")}
+    limits = {name: value for name, value in limits.items() if value}
+    if limits and arguments.names != ["growth"]:
+        parser.error("--only and --sizes are for growth alone")
+    if arguments.only and not growth.choose(arguments.only):
+        parser.error(f"nothing in growth has {' or '.join(arguments.only)} in its name")
+    sizes = set(arguments.sizes or growth.FULL.sizes)
+    if len(sizes) < 2 or min(sizes) < growth.SIZE_MIN:
+        parser.error(f"growth takes two sizes or more, each at least {growth.SIZE_MIN}")
     if arguments.quick and arguments.picture:
         parser.error("a picture is for publishing; draw it from a full run, without --quick")
     if unknown := set(arguments.names) - set(BENCHMARKS):
@@ -68,7 +85,7 @@ def main() -> None:
     console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH)
     reports = []
     for name in arguments.names or BENCHMARKS:
-        report = BENCHMARKS[name](console, quick=arguments.quick)
+        report = BENCHMARKS[name](console, quick=arguments.quick, **limits)
         report.is_quick = arguments.quick
         report.show(console)
         reports.append(report.data())

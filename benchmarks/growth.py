@@ -16,7 +16,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,11 @@ from . import bulk, servers
 from .growth_operations import GROUPS, WHOLE, Filled, Operation
 from .measure import Contestant, Figures, Report, Target, compare, environment
 
+READS_ALL = "what reads everything"
 EXPONENT = "exponent"
 EXPONENT_MAX = 0.15
+# Some listings begin a few pages before the end.
+SIZE_MIN = 500
 FAST_REPEATS = 7
 SLOW_SECONDS = 0.1
 
@@ -46,14 +49,23 @@ FULL = Plan((1_000, 100_000, 1_000_000), 5)
 QUICK = Plan((1_000, 10_000), 2)
 
 
-def run(console: Console, *, quick: bool) -> Report:
-    """Fill the stores and measure everything in them."""
+def run(
+    console: Console, *, quick: bool, only: Sequence[str] = (), sizes: Sequence[int] = ()
+) -> Report:
+    """Fill the stores and measure everything in them.
+
+    With `only`, what has one of these texts in its name; with `sizes`, in stores of these.
+    """
     plan = QUICK if quick else FULL
+    plan = replace(plan, sizes=tuple(sizes) or plan.sizes)
+    chosen = choose(only)
     with (
         tempfile.TemporaryDirectory(prefix="holdfast-bench-") as directory,
         servers.postgres() as dsn,
     ):
         report = Report("growth", environment() | servers.settings(dsn))
+        if only:
+            report.environment["only"] = ", ".join(only)
         for database in ("SQLite", "PostgreSQL"):
             with contextlib.ExitStack() as stack:
                 places: list[tuple[str, str | None]] = [
@@ -66,7 +78,7 @@ def run(console: Console, *, quick: bool) -> Report:
                     filled(console, stack, *place, size)
                     for place, size in zip(places, plan.sizes, strict=True)
                 ]
-                _measure(console, report, plan, database, stores)
+                _measure(console, report, plan, database, stores, chosen)
         report.environment["load after"] = f"{os.getloadavg()[0]:.2f}"
     return report
 
@@ -83,10 +95,28 @@ def filled(
     return found
 
 
+def choose(only: Sequence[str]) -> dict[str, dict[str, Operation]]:
+    """Return the operations of each group that have one of these texts in their names, or all."""
+    chosen = {
+        group: {
+            name: operation
+            for name, operation in operations.items()
+            if not only or any(text in name for text in only)
+        }
+        for group, operations in {**GROUPS, READS_ALL: WHOLE}.items()
+    }
+    return {group: operations for group, operations in chosen.items() if operations}
+
+
 def _measure(
-    console: Console, report: Report, plan: Plan, database: str, stores: Sequence[Filled]
+    console: Console,
+    report: Report,
+    plan: Plan,
+    database: str,
+    stores: Sequence[Filled],
+    chosen: dict[str, dict[str, Operation]],
 ) -> None:
-    for group, operations in (*GROUPS.items(), ("what reads everything", WHOLE)):
+    for group, operations in chosen.items():
         contestants = [
             Contestant(name, functools.partial(_round, stores, operation))
             for name, operation in operations.items()
@@ -96,7 +126,7 @@ def _measure(
         table = compare(title, contestants, rounds=plan.rounds, key=largest)
         report.tables.append(table)
         table.show(console)
-        for name in operations if operations is not WHOLE else ():
+        for name in operations if group != READS_ALL else ():
             text = f"{database}: growth of {name}"
             exponent = table.median(name, EXPONENT)
             report.targets.append(Target(text, exponent, at_most=EXPONENT_MAX, unit=""))

@@ -55,3 +55,28 @@ def test_a_picture_is_drawn_by_a_full_run_alone(
     assert not picture.exists()
     run_command(monkeypatch, "--picture", str(picture))
     assert picture.read_text() == "<svg/>"
+
+
+def test_growth_alone_can_be_limited(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given: list[dict[str, object]] = []
+
+    def run(_: object, **limits: object) -> Report:
+        given.append(limits)
+        return Report("growth")
+
+    monkeypatch.setitem(BENCHMARKS, "growth", run)
+    limits = ["--sizes", "1000", "5000", "--only", "asks(", "--only", "pauses("]
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "growth", *limits])
+    main()
+    expected = {"quick": False, "sizes": [1_000, 5_000], "only": ["asks(", "pauses("]}
+    assert given == [expected]
+    with pytest.raises(SystemExit):
+        run_command(monkeypatch, *limits)
+    assert "for growth alone" in capsys.readouterr().err
+    for wrong in (["--only", "nothing like this"], ["--sizes", "1000"], ["--sizes", "5", "1000"]):
+        monkeypatch.setattr(sys, "argv", ["benchmarks", "growth", *wrong])
+        with pytest.raises(SystemExit):
+            main()
+    assert len(given) == 1

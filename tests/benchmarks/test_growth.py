@@ -9,10 +9,8 @@ from rich.console import Console
 
 from benchmarks import growth
 from benchmarks.bulk import BIG
-from benchmarks.growth import EXPONENT
+from benchmarks.growth import EXPONENT, READS_ALL, SIZE_MIN
 from benchmarks.growth_operations import GROUPS, WHOLE, Filled
-
-SIZE = 500
 
 
 def test_doctor_accepts_a_filled_store_and_every_operation_works_in_it(
@@ -20,15 +18,15 @@ def test_doctor_accepts_a_filled_store_and_every_operation_works_in_it(
 ) -> None:
     with ExitStack() as stack:
         filled = growth.filled(
-            Console(quiet=True), stack, place["url"], place.get("namespace"), SIZE
+            Console(quiet=True), stack, place["url"], place.get("namespace"), SIZE_MIN
         )
-        assert len(filled.store.events(BIG, limit=10_000)) == SIZE + 1
-        assert len(filled.store.effects(limit=1_000)) == SIZE
+        assert len(filled.store.events(BIG, limit=10_000)) == SIZE_MIN + 1
+        assert len(filled.store.effects(limit=1_000)) == SIZE_MIN
         newest = filled.big.latest()
         assert newest is not None
-        assert newest.version == len(newest.channels["messages"]) == SIZE
-        assert filled.big.spent().attempts == SIZE // 2
-        assert sum(each.attempts for each in filled.store.spending("session")) == SIZE
+        assert newest.version == len(newest.channels["messages"]) == SIZE_MIN
+        assert filled.big.spent().attempts == SIZE_MIN // 2
+        assert sum(each.attempts for each in filled.store.spending("session")) == SIZE_MIN
         for operations in (*GROUPS.values(), WHOLE):
             for operation in operations.values():
                 operation(filled)
@@ -48,3 +46,12 @@ def test_a_round_measures_every_store() -> None:
     figures = growth._round(stores, lambda filled: seen.append(filled.size))
     assert set(seen) == {10, 1_000}
     assert set(figures) == {"10 µs", "1,000 µs", EXPONENT}
+
+
+def test_a_run_can_be_limited_to_some_operations() -> None:
+    assert growth.choose(()) == {**GROUPS, READS_ALL: WHOLE}
+    chosen = growth.choose(["asks(root=, agent=)", "effects(root="])
+    names = [name for operations in chosen.values() for name in operations]
+    assert "asks(root=, agent=)" in names
+    assert all("(root=" in name for name in names)
+    assert growth.choose(["nothing like this"]) == {}
