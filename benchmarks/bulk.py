@@ -164,7 +164,9 @@ class Filling:
         for number in range(1, self.size + 1):
             id = effect_id(number)
             # Half of them belong to the big session, at the version of that number.
-            owner = (self.big_number, BIG) if number % 2 else (number, session_id(number))
+            root_above = root_id(number) if is_below(number) else None
+            owner = (number, session_id(number), root_above)
+            owner = (self.big_number, BIG, None) if number % 2 else owner
             is_few = is_rare(number, self.size)
             rare = number * RARE_ROWS // self.size
             status = ("failed", "unknown", "issued")[rare % 3] if is_few else "completed"
@@ -307,9 +309,9 @@ SESSION_COLUMNS = (
 EVENT_COLUMNS = ("root_id", "position", "session_id", "kind", "data", "created_at")
 CHECKPOINT_COLUMNS = ("key", "epoch", "kind", "state_sequence", "manifest", "created_at")
 EFFECT_COLUMNS = (
-    "id", "scope", "key", "call_id", "session_number", "session_id", "issued_version", "tool",
-    "request_digest", "idempotency_key", "arguments", "status", "reason", "result",
-    "lease_expires_at", "issued_at", "ended_at",
+    "id", "scope", "key", "call_id", "session_number", "session_id", "root_above",
+    "issued_version", "tool", "request_digest", "idempotency_key", "arguments", "status",
+    "reason", "result", "lease_expires_at", "issued_at", "ended_at",
     "generation", "effect", "is_irreversible", "attempt", "timeout_ms", "settle_ms",
 )  # fmt: skip
 EFFECT_DEFAULTS = (1, "mutate", 0, 1, 10_000, 0)

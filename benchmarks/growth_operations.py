@@ -182,6 +182,10 @@ def _of_wide(listing: str, given: dict[str, Any], f: Filled) -> object:
     return getattr(f.store, listing)(root=WIDE, **given, limit=SHORT_PAGE)
 
 
+def _effects_of_wide(status: Any, f: Filled) -> object:
+    return f.store.effects(root=WIDE, status=status, limit=FULL_PAGE)
+
+
 def _items(given: dict[str, Any], f: Filled) -> object:
     return f.store.work.list(**given, limit=FULL_PAGE)
 
@@ -206,6 +210,10 @@ SESSIONS: dict[str, Operation] = {
         )
         for status in ("active", "completed", "failed", "cancelled")
     },
+    "sessions(root=, agent=)": lambda f: f.store.sessions(root=WIDE, agent=RARE),
+    "sessions(root=, agent=, status=)": lambda f: f.store.sessions(
+        root=WIDE, agent="writer", status="failed"
+    ),
     "start a child": lambda f: f.fresh(WIDE),
     "end": lambda f: f.fresh(WIDE).end(),
     "end and reopen the big session": lambda f: (f.big.end(), f.store.session(BIG, reopen=True)),
@@ -275,6 +283,10 @@ EFFECTS: dict[str, Operation] = {
     "effects(session=, status=), rare": lambda f: f.store.effects(session=BIG, status="failed"),
     "effects(key=)": lambda f: f.store.effects(key=f"key {f.some()}"),
     "effects(key=), idempotency key": lambda f: f.store.effects(key=f"idempotency {f.some()}"),
+    **{
+        f"effects(root=, status={status})": functools.partial(_effects_of_wide, status)
+        for status in (None, "issued", "completed", "failed", "unknown")
+    },
     "effects(session=, tool=, status=)": lambda f: f.store.effects(
         session=BIG, tool=RARE, status="failed"
     ),
@@ -399,6 +411,13 @@ PEERS: dict[str, Operation] = {
     "pauses(agent=), rare": lambda f: f.store.pauses(agent=RARE),
     "pauses(reason=), rare": lambda f: f.store.pauses(reason="approval"),
     "pauses(reason=, state=), rare": lambda f: f.store.pauses(reason="peers", state="ready"),
+    "pauses(agent=, reason=)": lambda f: f.store.pauses(agent="writer", reason="time"),
+    "asks(root=, agent=)": lambda f: f.store.asks(root=WIDE, agent=RARE),
+    "pauses(root=, agent=)": lambda f: f.store.pauses(root=WIDE, agent=RARE),
+    "pauses(root=, reason=)": lambda f: f.store.pauses(root=WIDE, reason="time"),
+    "pauses(root=, agent=, reason=)": lambda f: f.store.pauses(
+        root=WIDE, agent="writer", reason="time"
+    ),
     **{
         f"{listing}(root=, state={state})": functools.partial(
             _of_wide, listing, {} if state is None else {"state": state}
@@ -462,12 +481,8 @@ WHOLE: dict[str, Operation] = {
     "conflicts_per_hour()": lambda f: f.store.conflicts_per_hour(),
     "delete in a large tree": lambda f: f.fresh().delete(),
     "recover": lambda f: f.store.recover("bench"),
-    "effects(root=)": lambda f: f.store.effects(root=WIDE, limit=FULL_PAGE),
     "effects(root=, tool=)": lambda f: f.store.effects(root=WIDE, tool=RARE),
     "effects(session=, tool=)": lambda f: f.store.effects(session=BIG, tool=RARE),
-    "sessions(root=, agent=)": lambda f: f.store.sessions(root=WIDE, agent=RARE),
-    "asks(root=, agent=)": lambda f: f.store.asks(root=WIDE, agent=RARE),
-    "pauses(root=, reason=)": lambda f: f.store.pauses(root=WIDE, reason="time"),
     "work.list(session=, type=)": lambda f: f.store.work.list(session=BIG, type=RARE),
     "work.list(queue=, type=)": lambda f: f.store.work.list(queue=f.queue, type=RARE),
     "a prune that finds nothing": lambda f: f.store.prune(keep=10 * f.size),

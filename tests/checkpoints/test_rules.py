@@ -263,7 +263,9 @@ async def test_listings_read_no_channel_and_cost_one_statement(subject: Subject)
     assert [info.id for info in (*newest, *older)] == ["s29", "s28", "s27"]
     found = await done(store.sessions(root="root", agent="a1", status="completed"))
     assert [info.id for info in found] == ["s3", "s9", "s15", "s21", "s27"]
-    assert await done(store.sessions(root="s3")) == []
+    # A tree has the id of its root only.
+    for given in ({}, {"status": "active"}, {"status": "completed"}, {"agent": "a1"}):
+        assert await done(store.sessions(root="s3", **given)) == []
     assert len(await done(store.sessions(root=found[0], limit=1000))) == 30
     assert len(await done(root.children())) == 29
     assert len(await done(root.tree())) == 30

@@ -91,6 +91,10 @@ def of_wide(what: str, state: str | None, tx: Any, _: int) -> Op[Any]:
     return (yield from getattr(tx, what)(root=WIDE, state=state, limit=10))
 
 
+def paused(given: dict[str, Any], tx: Any, _: int) -> Op[Any]:
+    return (yield from tx.pauses(**given, limit=10))
+
+
 def of_work(tx: Any, look: Any) -> Op[Any]:
     big = yield from tx.find_session(BIG)
     limit = (100,) if look.__name__ == "cancel" else ()
@@ -132,6 +136,13 @@ LISTINGS: dict[str, Listing] = {
         )
         for status in ("active", "failed", "cancelled")
     },
+    "sessions(root=, agent=), of a wide tree": lambda tx, _: tx.sessions(root=WIDE, agent=RARE),
+    "sessions(root=, agent=, status=), of a wide tree": lambda tx, _: tx.sessions(
+        root=WIDE, agent="writer", status="failed"
+    ),
+    "sessions(root=, agent=), the newest of a wide tree": lambda tx, size: tx.sessions(
+        root=WIDE, agent="writer", newest_first=True, before=size, limit=10
+    ),
     "effects(status=failed)": lambda tx, _: tx.effects(status="failed"),
     "effects(status=unknown)": lambda tx, _: tx.effects(status="unknown"),
     "effects(status=issued)": lambda tx, _: tx.effects(status="issued"),
@@ -152,6 +163,16 @@ LISTINGS: dict[str, Listing] = {
     "effects(root=)": lambda tx, _: tx.effects(root=session_id(77)),
     "effects(root=, status=)": lambda tx, _: tx.effects(root=session_id(77), status="failed"),
     "effects(root=, tool=)": lambda tx, _: tx.effects(root=session_id(77), tool="search"),
+    **{
+        f"effects(root=, status={status}), of a wide tree": functools.partial(
+            lambda status, tx, _: tx.effects(root=WIDE, status=status, limit=10), status
+        )
+        for status in (None, "issued", "completed", "failed", "unknown")
+    },
+    "effects(root=), the last of a wide tree": lambda tx, size: tx.effects(
+        root=WIDE, after=size * 9 // 10, limit=10
+    ),
+    "effects(root=, session=)": lambda tx, _: tx.effects(root=BIG, session=BIG, limit=10),
     "effects(key=)": lambda tx, _: tx.effects(key="key 77"),
     "effects(key=), an idempotency key": lambda tx, _: tx.effects(key="idempotency 77"),
     "unresolved()": lambda tx, _: in_big(tx, "unresolved"),
@@ -246,6 +267,19 @@ LISTINGS: dict[str, Listing] = {
         for state in states
     },
     "asks(root=, agent=)": lambda tx, _: tx.asks(root=session_id(77), agent="writer"),
+    "asks(root=, agent=), of a wide tree": lambda tx, _: tx.asks(root=WIDE, agent=RARE),
+    **{
+        f"pauses({', '.join(f'{name}={value}' for name, value in given.items())})": (
+            functools.partial(paused, given)
+        )
+        for given in (
+            {"root": WIDE, "agent": RARE},
+            {"root": WIDE, "agent": RARE, "reason": "peers"},
+            {"root": WIDE, "agent": "writer", "reason": "time"},
+            {"root": WIDE, "reason": "time"},
+            {"agent": "writer", "reason": "time"},
+        )
+    },
     "session.asks()": lambda tx, _: in_big(tx, "asks"),
     "session.asks(last=)": lambda tx, _: in_big(tx, "asks", last=10),
     "session.pauses(last=)": lambda tx, _: in_big(tx, "pauses", last=10),

@@ -347,3 +347,18 @@ def test_effects_of_an_item_that_is_not_in_the_file_count_beyond_it() -> None:
     }
     with pytest.raises(holdfast.InvalidArgument, match="effect 'e' with the key 'item:i:once:k'"):
         list(check(NOUNS, Codec(), Frames(effect_frame(**of_item))))
+
+
+def test_effects_of_a_tree_are_listed_where_it_arrives(place: Any, other: Any, file: Path) -> None:
+    with open_at(place) as store, open_at(other) as target:
+        for id, parent in (("trip", None), ("hotel", "trip"), ("room", "hotel")):
+            store.session(id, parent=parent).call(charge, cents=len(id))
+        store.export(file, ["trip"])
+        # There, the numbers of the sessions are others.
+        target.session("first")
+        target.import_sessions(file)
+        expected = [effect.id for effect in store.effects(root="trip")]
+        assert len(expected) == 3
+        assert sorted(effect.id for effect in target.effects(root="trip")) == sorted(expected)
+        target.find_session("room").delete(force=True)
+        assert len(target.effects(root="trip")) == 2

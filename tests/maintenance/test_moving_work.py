@@ -367,7 +367,7 @@ LEFT_BEHIND = {
                 "waits_for_effect"},
     "hf_attempts": {"work_number"},
     "hf_spend": {"number"},
-    "hf_effects": {"number", "lease_expires_at", "unlinked_at"},
+    "hf_effects": {"number", "lease_expires_at", "unlinked_at", "root_above"},
     # The first turn after an import looks for a pause to close, whatever the row said.
     "hf_sessions": {"head", "holder", "lease_expires_at", "awaits_turn"},
 }  # fmt: skip

@@ -14,7 +14,7 @@ from ..access import record
 from ..arguments import require_limit, require_one_of, require_text, require_whole, shown
 from ..checkpoints.read import require_version, spans
 from ..dataclass import dataclass
-from ..errors import InProgress, InvalidArgument, NotFound, Refused, SessionNotFound, described
+from ..errors import InProgress, InvalidArgument, NotFound, Refused, described
 from ..kernel.flow import INTERRUPTS, Flow, flow, perform, require_colour
 from ..kernel.nouns import find_row
 from ..kernel.operation import (
@@ -25,7 +25,6 @@ from ..kernel.operation import (
     Op,
     Row,
     Runtime,
-    listed,
     one,
     operation,
     query,
@@ -36,12 +35,11 @@ from ..leases import Kept
 from ..records import EFFECT_STATUSES, Effect, EffectKind, EffectStatus
 from ..sessions.access import Place
 from ..sessions.handle import SessionHandle
-from ..sessions.rows import read_place
 from ..wire import travels
 from .calls import PreparedCall, prepare
 from .history import effects_after, find_call, read_history
 from .ledger import Ledger, finish, settle, verify
-from .listings import page_of
+from .listings import list_rows
 from .requests import ONCE_KEY_CHARACTERS_MAX, ONCE_SECONDS, digest_of, once_rules, once_tool
 from .statements import (
     EFFECT_ATTEMPTS,
@@ -470,14 +468,7 @@ class StoreEffects(Handle[C]):
         given = {name: value for name, value in wanted.items() if value is not None}
         for name, value in given.items():
             require_text(name.removesuffix("_id"), value, LEDGER_KEY_CHARACTERS_MAX)
-        page = page_of(tuple(given), status)
-        if "session_id" in given:
-            try:
-                found_session = yield from read_place(given["session_id"])
-            except SessionNotFound:
-                return []
-            given["number"] = found_session["number"]
-        found = yield from listed(page, **given, after=after, limit=limit)
+        found = yield from list_rows(given, after, limit)
         return [self.ledger.effect(row) for row in found]
 
     @query

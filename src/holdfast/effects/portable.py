@@ -19,6 +19,7 @@ from ..kernel.owned_rows import ROWS_PER_PAGE, OwnedRows, read_each
 from ..kernel.portable import Export, Import, Portable, Record, Sealed, Seen
 from ..records import EffectKind, EffectReason, EffectStatus
 from ..sessions.portable import SESSION_NUMBERS, SESSIONS_BY_ID, read_roots
+from ..sessions.rows import ROOT_ABOVE
 from .history import Origin, origin_of
 from .ledger import Ledger
 from .requests import ITEM, ONCE, UNDO, adopt_key, read_salts, scope_of
@@ -306,6 +307,7 @@ EXPIRED_LEASE = "CASE WHEN CAST(:status AS TEXT) = 'issued' THEN :now END"
 UNLINKED_AT = "CASE WHEN :is_gone = 1 THEN :now END"
 COMPUTED_COLUMNS = {
     "generation": NEXT_GENERATION, "lease_expires_at": EXPIRED_LEASE, "unlinked_at": UNLINKED_AT,
+    "root_above": ROOT_ABOVE.format(number="CAST(:session_number AS INTEGER)"),
 }  # fmt: skip
 EFFECT_VALUES = {name: f":{name}" for name in EffectRecord.columns()} | COMPUTED_COLUMNS
 # One statement per effect: the next generation of a key depends on those before it.

@@ -13,6 +13,8 @@
 -- lists it. unlinked_at is when its session was deleted; settled effects then keep what decides a
 -- retry, and lose arguments, error, note and late.
 --
+-- root_above is the root of its tree, for an effect of a session below that; NULL for those of a root.
+--
 -- approval is the decision of a person that a call was issued under: its session and version. An
 -- approval is for one call and one effect: attempts under another idempotency key need another.
 --
@@ -40,6 +42,7 @@ CREATE TABLE hf_effects (
     call_id TEXT,
     session_number INTEGER,
     session_id TEXT,
+    root_above TEXT,
     item_id TEXT,
     approval TEXT,
     issued_version INTEGER NOT NULL,
@@ -85,6 +88,10 @@ WHERE session_number IS NOT NULL;
 
 CREATE INDEX ix_effects_unlinked ON hf_effects (session_id, number)
 WHERE unlinked_at IS NOT NULL;
+
+-- Effects of a root alone are found by its number.
+CREATE INDEX ix_effects_below ON hf_effects (root_above, status, number)
+WHERE root_above IS NOT NULL AND unlinked_at IS NULL;
 
 CREATE INDEX ix_effects_item ON hf_effects (item_id, number) WHERE item_id IS NOT NULL;
 

@@ -37,11 +37,11 @@ NUMBER_MAX = 2**62
 # What `undone_by` says of an effect that went back with a world; no id is like it.
 BY_WORLD = "world"
 IS_IN_WORLD = f"coalesce(undone_by, '') <> '{BY_WORLD}'"
-OWNER_COLUMNS = ("session_number", "session_id", "issued_version")
+OWNER_COLUMNS = ("session_number", "session_id", "root_above", "issued_version")
 
 # An effect that was undone is undone for its replays too.
 EFFECT_COLUMNS = """number, id, scope, key, generation, call_id, session_number, session_id,
-    item_id, issued_version, tool, effect, is_irreversible, is_outside, request_digest,
+    root_above, item_id, issued_version, tool, effect, is_irreversible, is_outside, request_digest,
     idempotency_key, arguments, status, reason, result, error, attempt, holder, fence,
     lease_expires_at, timeout_ms, settle_ms, ttl_ms, replay_of, undoes, coalesce((
         SELECT o.undone_by FROM hf_effects o WHERE o.id = e.replay_of
@@ -71,8 +71,8 @@ LOCK_EFFECT = f"{EFFECT_BY_ID} /*pg FOR NO KEY UPDATE */"
 LOCK_EFFECT_STATUS = "SELECT status FROM hf_effects WHERE id = :id /*pg FOR NO KEY UPDATE */"
 # The parameters of a new row by type, and the columns that the statement computes.
 GIVEN_COLUMNS = {
-    "TEXT": "id scope key call_id session_id item_id approval tool effect request_digest"
-    " idempotency_key status reason holder replay_of undoes",
+    "TEXT": "id scope key call_id session_id root_above item_id approval tool effect"
+    " request_digest idempotency_key status reason holder replay_of undoes",
     "INTEGER": "generation session_number is_irreversible is_outside attempt timeout_ms settle_ms"
     " ttl_ms",
     "BLOB": "arguments result error",
@@ -398,6 +398,7 @@ class Statements:
             "call_id": request.call_id,
             "session_number": number,
             "session_id": None if place is None else place.session_id,
+            "root_above": None if place is None else place.root_above,
             "item_id": request.item_id,
             "approval": None,
             "approved_epoch": None,

@@ -196,7 +196,7 @@ def _unpacked(parameter: str, kind: str) -> str:
 def along(columns: Mapping[str, str], start: str) -> str:
     """Return the condition for the rows with these values behind a start, `number > :after`.
 
-    To be used in `merged` with the names of the columns, which begin an index.
+    To be used in `paged` or `merged` with the names of the columns, which begin an index.
     """
     column, comparison, value = start.split()
     names, values = ", ".join(columns), ", ".join(columns.values())
@@ -206,18 +206,42 @@ def along(columns: Mapping[str, str], start: str) -> str:
     return f"/*sqlite*/ {equal} AND {start} /*end*/ /*pg {stretch} */"
 
 
+def pair(first: str, second: str) -> dict[str, str]:
+    """Return what two columns are together in an index, and its value, for `along`.
+
+    PostgreSQL takes indexes that begin with the same column for equally good, and may read all that
+    has the first value; no other index begins with both. The second column is to be compared too.
+    """
+    return {f"({first} || ' ' || {second})": f"(:{first} || ' ' || :{second})"}
+
+
+def is_also(column: str) -> str:
+    """Return the condition that a column has the value of the parameter named like it.
+
+    PostgreSQL uses no index for it, and expects half of the rows to meet it.
+    """
+    return f"coalesce({column} = :{column}, false)"
+
+
 def merged(branches: Sequence[str], order: str = "number", leading: Iterable[str] = ()) -> str:
-    """Return one query for a page of the rows of several; each can use its own index.
+    """Return one query for a page of the rows of several; each can use its own index."""
+    return united([paged(each, order, leading) for each in branches], order)
+
+
+def paged(branch: str, order: str = "number", leading: Iterable[str] = ()) -> str:
+    """Return the query for a page of its rows.
 
     With its `leading` columns, PostgreSQL must read along that index. Of rows with equal values it
     would expect to find some soon in the order of their numbers alone, and may read a whole table.
     """
-    page = f"ORDER BY {order} LIMIT :limit"
     sense = order.removeprefix("number")
-    inner = (
-        f"ORDER BY /*pg {''.join(f'{each}{sense}, ' for each in leading)} */ {order} LIMIT :limit"
-    )
-    if len(branches) == 1:
-        return f"{branches[0]} {inner}"
-    parts = (f"SELECT * FROM ({each} {inner}) AS part{n}" for n, each in enumerate(branches))  # noqa: S608
-    return f"SELECT * FROM ({' UNION ALL '.join(parts)}) AS found {page}"  # noqa: S608
+    first = "".join(f"{each}{sense}, " for each in leading)
+    return f"{branch} ORDER BY /*pg {first} */ {order} LIMIT :limit"
+
+
+def united(pages: Sequence[str], order: str = "number") -> str:
+    """Return one query for the page of the rows of several."""
+    if len(pages) == 1:
+        return pages[0]
+    parts = (f"SELECT * FROM ({each}) AS part{n}" for n, each in enumerate(pages))  # noqa: S608
+    return f"SELECT * FROM ({' UNION ALL '.join(parts)}) AS found ORDER BY {order} LIMIT :limit"  # noqa: S608

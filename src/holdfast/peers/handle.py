@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -38,7 +39,7 @@ from ..kernel.operation import (
     together,
 )
 from ..kernel.signals import TREE_TOPIC
-from ..kernel.sql import along, merged
+from ..kernel.sql import along, is_also, merged, pair
 from ..leases import uptime_seconds
 from ..records import Event
 from ..sessions.access import lock_and_read_with, require_writable
@@ -104,6 +105,11 @@ NUMBER_MAX = 2**62
 AFTER = "number > :after"
 LIST_ASKS = f"{SELECT_ASKS} WHERE true"
 LIST_PAUSES = f"{SELECT_PAUSES} WHERE true"
+# What indexes have behind the root and the agent, with all values.
+CHOICES: dict[str, dict[str, Sequence[str]]] = {
+    LIST_ASKS: {"state": ASK_STATES},
+    LIST_PAUSES: {"reason": PAUSE_REASONS, "state": PAUSE_STATES},
+}
 OWN_ASKS = f"""
 {SELECT_ASKS} WHERE session_number = :number AND number < :before ORDER BY number
 """
@@ -420,7 +426,7 @@ class StorePeers(Handle[C]):
         if state is not None:
             require_one_of("state", state, ASK_STATES)
         given = {"root_id": getattr(root, "root_id", root), "agent": agent, "state": state}
-        found = yield from _page(LIST_ASKS, given, ASK_STATES, after, limit)
+        found = yield from _page(LIST_ASKS, given, after, limit)
         return [call_of(self.runtime.codec, row) for row in found]
 
     @query
@@ -448,7 +454,7 @@ class StorePeers(Handle[C]):
             "reason": reason,
             "state": state,
         }
-        found = yield from _page(LIST_PAUSES, given, PAUSE_STATES, after, limit)
+        found = yield from _page(LIST_PAUSES, given, after, limit)
         return [pause_of(self.runtime.codec, row) for row in found]
 
     @query
@@ -479,35 +485,35 @@ class StorePeers(Handle[C]):
         yield from decide(self.runtime, pause_id, is_approved=False, by=by, note=note)
 
 
-def _page(
-    statement: str,
-    wanted: Mapping[str, Any],
-    states: Sequence[str],
-    after: int,
-    limit: int,
-) -> Op[list[Row]]:
+def _page(statement: str, wanted: Mapping[str, Any], after: int, limit: int) -> Op[list[Row]]:
     """Return a page of a listing, along an index that begins with the given columns."""
     require_whole("after", after, 0)
     require_limit(limit, ROWS_PER_PAGE_MAX)
     given = {name: value for name, value in wanted.items() if value is not None}
     for name, value in given.items():
         require_text(name.removesuffix("_id"), value)
-    page = page_of(statement, tuple(given), tuple(states))
+    page = page_of(statement, tuple(given))
     return (yield from listed(page, **given, after=after, limit=limit))
 
 
 @functools.cache
-def page_of(statement: str, columns: Sequence[str], states: Sequence[str]) -> str:
-    """Return the query of a listing along an index that begins with some of these columns."""
-    others = [each for each in columns if each not in {"root_id", "state"}]
-    wanted = [":state"] if "state" in columns else [f"'{state}'" for state in states]
-    if "root_id" in columns:
-        # coalesce() keeps the planner on the index of the tree.
-        base = " AND ".join(
-            [f"{statement}", *(f"coalesce({each}, '') = :{each}" for each in others)]
-        )
-        leading = [{"root_id": ":root_id", "state": each} for each in wanted]
-        branches = [f"{base} AND {along(each, AFTER)}" for each in leading]
-        return merged(branches, leading=leading[0])
-    base = " AND ".join([statement, AFTER, *(f"{each} = :{each}" for each in others)])
-    return merged([f"{base} AND state = {each}" for each in wanted] if columns else [base])
+def page_of(statement: str, columns: Sequence[str]) -> str:
+    """Return the query of a listing: a part for each value of an index's columns not given."""
+    if not columns:
+        return merged([f"{statement} AND {AFTER}"])
+    whose = [each for each in ("root_id", "agent", "reason") if each in columns]
+    first = {f"{each}": f":{each}" for each in whose[:1]}
+    base = statement
+    if len(whose) > 1:
+        first = pair(*whose[:2])
+        base = f"{statement} AND {is_also(whose[1])}"
+    choices = dict(CHOICES[statement])
+    if whose[:2] != ["root_id", "agent"]:
+        choices.pop("reason", None)
+    values = [
+        [f":{name}"] if name in columns else [f"'{each}'" for each in some]
+        for name, some in choices.items()
+    ]
+    rest = [dict(zip(choices, each, strict=True)) for each in itertools.product(*values)]
+    branches = [f"{base} AND {along({**first, **each}, AFTER)}" for each in rest]
+    return merged(branches, leading=[*first, *choices])

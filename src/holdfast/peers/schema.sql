@@ -73,6 +73,8 @@ CREATE INDEX ix_asks_state ON hf_asks (state, number);
 
 CREATE INDEX ix_asks_root ON hf_asks (root_id, state, number);
 
+CREATE INDEX ix_asks_root_agent ON hf_asks ((root_id || ' ' || agent), state, number);
+
 CREATE INDEX ix_asks_agent ON hf_asks (agent, state, number);
 
 CREATE INDEX ix_asks_due ON hf_asks (deadline_at, number)
@@ -114,7 +116,14 @@ CREATE INDEX ix_pauses_state ON hf_pauses (state, number);
 
 CREATE INDEX ix_pauses_root ON hf_pauses (root_id, state, number);
 
+CREATE INDEX ix_pauses_root_agent
+ON hf_pauses ((root_id || ' ' || agent), reason, state, number);
+
+CREATE INDEX ix_pauses_root_reason ON hf_pauses ((root_id || ' ' || reason), state, number);
+
 CREATE INDEX ix_pauses_agent ON hf_pauses (agent, state, number);
+
+CREATE INDEX ix_pauses_agent_reason ON hf_pauses ((agent || ' ' || reason), state, number);
 
 CREATE INDEX ix_pauses_reason ON hf_pauses (reason, state, number);
 

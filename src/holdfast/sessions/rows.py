@@ -14,7 +14,7 @@ from ..dataclass import dataclass
 from ..errors import SessionNotFound
 from ..kernel.nouns import find_row
 from ..kernel.operation import Op, Row, listed, one, rows
-from ..kernel.sql import along, among, given, given_keys, merged
+from ..kernel.sql import along, among, given, given_keys, is_also, merged, pair
 from ..leases import EARLIER_BOOT, LeasedTable
 from ..records import STATUSES, SessionInfo, SessionRef
 
@@ -29,8 +29,10 @@ NUMBER_OF_SESSION = "(SELECT s.number FROM hf_sessions s WHERE s.id = {id})"
 NEXT_FENCE = "(SELECT s.fence + 1 FROM hf_sessions s WHERE s.number = {number})"
 STATUS_OF_SESSION = "(SELECT s.status FROM hf_sessions s WHERE s.number = {number})"
 
-# Fragment: the numbers of a tree's sessions.
-SESSIONS_OF_TREE = "(SELECT s.number FROM hf_sessions s WHERE s.root_id = :root_id)"
+# Fragment: the root that a session is below; NULL if it is a root itself.
+ROOT_ABOVE = """(
+    SELECT s.root_id FROM hf_sessions s WHERE s.number = {number} AND s.parent_id IS NOT NULL
+)"""
 
 # Fragment: whether a session is of a tree, for few of them.
 IS_OF_TREE = "(SELECT s.root_id FROM hf_sessions s WHERE s.number = {number}) = :root_id"
@@ -245,15 +247,18 @@ def page_of(columns: Sequence[str], newest_first: bool) -> str:
 
 
 def _page_of_tree(columns: Sequence[str], start: str, order: str) -> str:
-    # coalesce() keeps the planner on the index of the tree.
-    others = [f"coalesce({each}, '') = :{each}" for each in columns if each == "agent"]
-    leading = {each: f":{each}" for each in ("root_id", "status") if each in columns}
-    parts = [along(leading, start)]
-    if "status" in leading:
-        root = f"id = :root_id AND coalesce(status, '') = :status AND {start}"
-        parts = [root, f"parent_id IS NOT NULL AND {parts[0]}"]
-    branches = [" AND ".join([f"{LIST_SESSIONS} {each}", *others]) for each in parts]
-    return merged(branches, order, leading)
+    leading = {"root_id": ":root_id"}
+    if "agent" in columns:
+        statuses = [":status"] if "status" in columns else [f"'{each}'" for each in STATUSES]
+        parts = [{**pair("root_id", "agent"), "status": each} for each in statuses]
+        base = f"{LIST_SESSIONS} agent IS NOT NULL AND {is_also('agent')}"
+        return merged([f"{base} AND {along(each, start)}" for each in parts], order, parts[0])
+    if "status" not in columns:
+        return merged([f"{LIST_SESSIONS} {along(leading, start)}"], order, leading)
+    leading = pair("root_id", "status")
+    root = f"id = :root_id AND parent_id IS NULL AND {is_also('status')} AND {start}"
+    branches = [root, f"parent_id IS NOT NULL AND {along(leading, start)}"]
+    return merged([f"{LIST_SESSIONS} {each}" for each in branches], order, leading)
 
 
 def require_root(root_id: str) -> Op[None]:

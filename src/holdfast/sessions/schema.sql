@@ -44,8 +44,11 @@ CREATE INDEX ix_sessions_agent ON hf_sessions (agent, status, number);
 CREATE INDEX ix_sessions_root ON hf_sessions (root_id, number);
 
 -- Of a root alone there is nothing to look for.
-CREATE INDEX ix_sessions_below ON hf_sessions (root_id, status, number)
+CREATE INDEX ix_sessions_below ON hf_sessions ((root_id || ' ' || status), number)
 WHERE parent_id IS NOT NULL;
+
+CREATE INDEX ix_sessions_root_agent ON hf_sessions ((root_id || ' ' || agent), status, number)
+WHERE agent IS NOT NULL;
 
 CREATE INDEX ix_sessions_parent ON hf_sessions (parent_id) WHERE parent_id IS NOT NULL;
 
