@@ -307,6 +307,14 @@ def test_errors_name_options(arguments: str, message: str, run: Any) -> None:
     assert message in said, said
 
 
+def test_an_option_that_would_help_is_named_once(tmp_path: Path, run: Any) -> None:
+    with holdfast.open("sqlite:///holdfast.db") as store:
+        store.work.submit("mail", session=store.session("s"), key="once")
+        store.export(tmp_path / "out.jsonl")
+    said = run("import", "out.jsonl", "--url", "sqlite:///other.db")
+    assert said.endswith(" import it with --store-keys\n"), said
+
+
 # They go on until somebody ends them, or do much more than to answer.
 LASTING = {
     "agent request", "agent run", "bench", "demo", "explore", "feed follow", "mcp", "serve",

@@ -256,7 +256,7 @@ def in_options(error: HoldfastError, parameters: Sequence[Any]) -> str:
             shown = (parameter.metavar or name.upper()).strip("[].")
         if isinstance(error, InvalidArgument):
             text = re.sub(rf"^{name}(?=( '[^']*')? must\b)", shown, text)
-        text = re.sub(rf"\b{name}=True\b", shown, text)
+        text = re.sub(rf"\b{name}=True\b( \({shown}\))?", shown, text)
     if isinstance(error, SessionEnded):
         command = f"`holdfast sessions reopen {error.fields['session_id']}` makes it active again"
         text = text.replace("open it with reopen=True to continue", command)
