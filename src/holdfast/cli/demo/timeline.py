@@ -7,19 +7,18 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ...formatting import plural
-from ..output import console
+from ..output import console, wrapped
 from .trip import destination
 
 if TYPE_CHECKING:
     from .running import Loop, Moment, Trip
 
-INTRODUCTION = """\
-An agent plans a trip: it asks a model, searches for trains, writes a file and
-charges a card. The payment server takes every request as a new charge. The
-agent is killed with SIGKILL at five points around the charge, and each time a
-new process takes over:
-"""
-PICTURE = "   (1)  intent  (2)  charge  (3)  result  (4)  checkpoint  (5)"
+INTRODUCTION = (
+    "An agent plans a trip: it asks a model, searches for trains, writes a file and charges a "
+    "card. The payment server takes every request as a new charge. The agent is killed with "
+    "SIGKILL at five points around the charge, and each time a new process takes over:"
+)
+PICTURE = " (1)  intent  (2)  charge  (3)  result  (4)  checkpoint  (5)"
 POINTS = {
     "before_intent": "(1) before the intent",
     "after_intent": "(2) after the intent",
@@ -54,7 +53,7 @@ class Timeline:
 
     def introduce(self) -> None:
         """Print what is going to happen."""
-        self._say(INTRODUCTION)
+        self._say(wrapped(INTRODUCTION, min(self._out.width, WIDTH)) + "\n")
         self._say(PICTURE, "bold")
 
     @contextmanager
