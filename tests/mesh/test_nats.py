@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nats.aio.client import Client
 
 import holdfast
 from holdfast.mesh import Mesh, TransportError, nats
@@ -117,7 +118,7 @@ def test_a_client_that_is_closed_while_it_gives_up_a_server_leaves_no_socket(
     made: list[Any] = []
     is_giving_up = threading.Event()
 
-    class Slow(nats.Client):  # type: ignore[misc]
+    class Slow(Client):
         """Takes its time when it closes a connection that the server did not answer."""
 
         async def _flush_pending(self, *given: Any) -> None:
