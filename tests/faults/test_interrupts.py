@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import contextlib
+import itertools
 import random
 import signal
 import threading
@@ -20,6 +22,7 @@ from holdfast.access.audit import Audit
 from holdfast.access.tokens import Tokens
 from holdfast.kernel.flow import flow, stream
 from holdfast.kernel.operation import large_query, operation, query, whole_query
+from holdfast.kernel.sqlite import async_driver
 from holdfast.kernel.sqlite.side_lock import SideLock
 from holdfast.kernel.threads import Latch, Thread
 from holdfast.state.handle import State
@@ -27,7 +30,7 @@ from holdfast.testing.nouns import Counter
 from tests.faults import interrupts
 from tests.faults.interrupts import OPERATIONS, run
 from tests.faults.tracing import interrupted_everywhere
-from tests.faults.workload import found_in, in_threads, together
+from tests.faults.workload import found_in, in_threads, read_file, together
 from tests.internals import engine_of
 
 Report = Callable[[str], None]
@@ -180,6 +183,37 @@ def test_an_interrupt_that_is_kept_keeps_no_connection(direct: dict[str, Any]) -
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["loop-ends", "loop-goes-on"])
+def test_an_interrupt_where_the_loop_wakes_calls_keeps_none_of_them_waiting(
+    path: Path, ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have shared a commit, and each waits for its own outcome."""
+    set_done, woken = async_driver._AsyncJob.set_done, itertools.count(1)
+
+    def interrupted(job: async_driver._AsyncJob) -> None:
+        if next(woken) == 3:
+            raise KeyboardInterrupt
+        set_done(job)
+
+    async def add_together() -> list[int]:
+        async with holdfast.aopen(f"sqlite:///{path}") as store:
+            adds = [Counter(store).add(1, note=f"{n}") for n in range(10)]
+            monkeypatch.setattr(async_driver._AsyncJob, "set_done", interrupted)
+            return await asyncio.gather(*adds)
+
+    if ends:
+        with pytest.raises(KeyboardInterrupt):
+            asyncio.run(add_together())
+    else:
+        with asyncio.Runner() as runner:
+            loop = runner.get_loop()
+            adding = loop.create_task(add_together())
+            with pytest.raises(KeyboardInterrupt):
+                loop.run_until_complete(adding)
+            assert sorted(loop.run_until_complete(adding)) == list(range(1, 11))
+    assert read_file(path) == [f"{n}" for n in range(10)]
 
 
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside"])

@@ -69,16 +69,24 @@ class AsyncSqliteDriver(AsyncDriver):
 
     def _wake(self, jobs: Sequence[Job]) -> None:
         """Notify the loop that a batch is done; called by the writer once per batch."""
+        for job in jobs:
+            if isinstance(job, _AsyncJob):
+                job.has_outcome = True
         # The loop may be closed if the program ends while a job is in progress.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._hand_out, jobs)
 
     def _hand_out(self, jobs: Sequence[Job]) -> None:
-        for job in jobs:
-            if isinstance(job, _AsyncJob):
-                job.set_done()
-        while self._waiting and self._waiting[0].is_done:
-            self._waiting.popleft()
+        try:
+            for job in jobs:
+                if isinstance(job, _AsyncJob):
+                    job.set_done()
+            while self._waiting and self._waiting[0].is_done:
+                self._waiting.popleft()
+        except BaseException:
+            # Ctrl-C: a loop that goes on wakes the others.
+            self._loop.call_soon(self._hand_out, jobs)
+            raise
 
     def _give_up(self) -> None:
         """Withdraw the jobs whose deadline has passed."""
@@ -100,6 +108,8 @@ class _AsyncJob(Job, eq=False):
     """A job whose caller waits in an event loop."""
 
     is_done: bool = False
+    has_outcome: bool = False
+    """Set by the writer, before the loop is told."""
     deadline: float = 0.0
     _done: asyncio.Future[None] = msgspec.field(default_factory=_future)
 
@@ -114,6 +124,9 @@ class _AsyncJob(Job, eq=False):
                     self.is_done = True
                     raise
                 cancelled = error
+                if self.has_outcome:
+                    # An interrupt of the loop may have cost what would tell.
+                    break
                 self._done = _future()
         if cancelled is not None:
             raise cancelled
