@@ -222,17 +222,15 @@ def test_an_interrupt_while_an_outcome_waits_for_a_busy_store_loses_no_outcome(
         judge(world, store.effects())
 
 
-@pytest.mark.parametrize("calls", [1, 3])
+@pytest.mark.parametrize("way", ["call", "turn", "once", "item", "once of an item"])
 @pytest.mark.parametrize("times", ["once", "again and again"])
-def test_a_task_that_is_cancelled_at_any_point(
-    place: dict[str, Any], times: str, calls: int
-) -> None:
-    asyncio.run(cancel_at_every_point(place, calls, is_repeated=times != "once"))
+def test_a_task_that_is_cancelled_at_any_point(place: dict[str, Any], times: str, way: str) -> None:
+    asyncio.run(cancel_at_every_point(place, way, is_repeated=times != "once"))
 
 
-async def cancel_at_every_point(place: dict[str, Any], calls: int, *, is_repeated: bool) -> None:
+async def cancel_at_every_point(place: dict[str, Any], way: str, *, is_repeated: bool) -> None:
     world, interrupts, loop = World(), Interrupts(), asyncio.get_running_loop()
-    mail = world.tool()
+    mail, calls = world.tool(), 3 if way == "turn" else 1
     here = threading.current_thread()
 
     def cancelling(task: list[asyncio.Task[Any]]) -> Callable[[], object]:
@@ -250,12 +248,16 @@ async def cancel_at_every_point(place: dict[str, Any], calls: int, *, is_repeate
 
     async with await holdfast.aopen(**place, hooks=Hooks(probe=interrupts.probe)) as store:
         session = await store.session("s")
-
-        def call(to: str) -> Any:
-            if calls == 1:
-                return session.call(mail, to=to)
-            return session.call_all(turn_of([mail] * calls, to))
-
+        await store.work.submit("t", session=session)
+        (item,) = await store.work.claim("me")
+        ways: dict[str, Callable[[str], Any]] = {
+            "call": lambda to: session.call(mail, to=to),
+            "turn": lambda to: session.call_all(turn_of([mail] * calls, to)),
+            "once": lambda to: store.once(to, mail, request={"to": to}),
+            "item": lambda to: item.call(mail, to=to),
+            "once of an item": lambda to: item.once(to, mail, request={"to": to}),
+        }
+        call = ways[way]
         await call("first")
         interrupts.begin(None)
         await call("second")

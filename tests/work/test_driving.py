@@ -260,7 +260,9 @@ async def test_an_agent_in_a_handler_drives_under_the_item(subject: Subject) -> 
     assert world.count("look") == 1
 
 
-def _worker(place: dict[str, Any], world: World, options: dict[str, Any], dies: bool) -> None:
+def _worker(
+    place: dict[str, Any], world: World, options: dict[str, Any], colour: str, dies: bool
+) -> None:
     """A process whose handler runs an agent with default settings; it may die in its tool."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -272,16 +274,31 @@ def _worker(place: dict[str, Any], world: World, options: dict[str, Any], dies: 
             os.kill(os.getpid(), signal.SIGKILL)
         return "booked"
 
-    def handler(item: Any) -> str:
+    def agent(item: Any) -> Agent:
         script = [[call("book", trip="Oslo")], "done"]
-        agent = Agent(item.session, world.model(script), tools=[book])
-        return agent.run(item.input, message_id=item.id).text
+        return Agent(item.session, world.model(script), tools=[book])
 
-    with holdfast.open(**place, durability="normal") as store:
+    def handler(item: Any) -> str:
+        return agent(item).run(item.input, message_id=item.id).text
+
+    async def async_handler(item: Any) -> str:
+        return (await agent(item).arun(item.input, message_id=item.id)).text
+
+    def made(store: Any, handler: Any) -> Worker[Any]:
         worker = Worker(store, {"answer": handler}, **options)
         if not dies:
             threading.Thread(target=_stop_when_done, args=(place, worker), daemon=True).start()
-        worker.run()
+        return worker
+
+    async def run_async() -> None:
+        async with await holdfast.aopen(**place, durability="normal") as store:
+            await made(store, async_handler).run()
+
+    if colour == "async":
+        asyncio.run(run_async())
+        return
+    with holdfast.open(**place, durability="normal") as store:
+        made(store, handler).run()
 
 
 def _stop_when_done(place: dict[str, Any], worker: Worker[Any]) -> None:
@@ -291,14 +308,16 @@ def _stop_when_done(place: dict[str, Any], worker: Worker[Any]) -> None:
     worker.stop()
 
 
-def _survives(place: dict[str, Any], directory: Path, *, dying: Any, next: Any) -> None:
+def _survives(
+    place: dict[str, Any], directory: Path, colour: str, *, dying: Any, next: Any
+) -> None:
     world = World(directory)
     with holdfast.open(**place, durability="normal") as store:
         item = store.work.submit("answer", "go", session=store.session("s"))
     with unhurried():
-        status, _ = run_child(lambda _: _worker(place, world, dying, dies=True))
+        status, _ = run_child(lambda _: _worker(place, world, dying, colour, dies=True))
     assert status == -signal.SIGKILL
-    status, _ = run_child(lambda _: _worker(place, world, next, dies=False))
+    status, _ = run_child(lambda _: _worker(place, world, next, colour, dies=False))
     assert status == 0
     with holdfast.open(**place) as store:
         found = store.work.get(item.id)
@@ -309,15 +328,18 @@ def _survives(place: dict[str, Any], directory: Path, *, dying: Any, next: Any) 
     assert world.count("book") == 2
 
 
+@pytest.mark.parametrize("colour", ["sync", "async"])
 def test_an_agent_in_a_killed_worker_goes_on_in_the_next(
-    place: dict[str, Any], tmp_path: Path
+    place: dict[str, Any], tmp_path: Path, colour: str
 ) -> None:
     """The agent's settings are the defaults; only the lease of the worker that dies is short."""
-    _survives(place, tmp_path, dying={"lease_seconds": 2}, next={"sweep_interval_seconds": 0.5})
+    dying, next_one = {"lease_seconds": 2}, {"sweep_interval_seconds": 0.5}
+    _survives(place, tmp_path, colour, dying=dying, next=next_one)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("colour", ["sync", "async"])
 def test_an_agent_in_a_killed_worker_goes_on_in_the_next_with_default_settings(
-    place: dict[str, Any], tmp_path: Path
+    place: dict[str, Any], tmp_path: Path, colour: str
 ) -> None:
-    _survives(place, tmp_path, dying={}, next={})
+    _survives(place, tmp_path, colour, dying={}, next={})
