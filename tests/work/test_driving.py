@@ -284,8 +284,8 @@ def _worker(
     async def async_handler(item: Any) -> str:
         return (await agent(item).arun(item.input, message_id=item.id)).text
 
-    def made(store: Any, handler: Any) -> Worker[Any]:
-        worker = Worker(store, {"answer": handler}, **options)
+    def made(store: Any, handler: Any) -> Any:
+        worker: Any = Worker(store, {"answer": handler}, **options)
         if not dies:
             threading.Thread(target=_stop_when_done, args=(place, worker), daemon=True).start()
         return worker
