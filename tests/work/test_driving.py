@@ -294,11 +294,13 @@ def _worker(
         async with await holdfast.aopen(**place, durability="normal") as store:
             await made(store, async_handler).run()
 
-    if colour == "async":
-        asyncio.run(run_async())
-        return
-    with holdfast.open(**place, durability="normal") as store:
-        made(store, handler).run()
+    # Their leases are short, and the machine may stand still for as long.
+    with unhurried():
+        if colour == "async":
+            asyncio.run(run_async())
+            return
+        with holdfast.open(**place, durability="normal") as store:
+            made(store, handler).run()
 
 
 def _stop_when_done(place: dict[str, Any], worker: Worker[Any]) -> None:
