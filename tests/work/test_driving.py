@@ -316,8 +316,7 @@ def _survives(
     world = World(directory)
     with holdfast.open(**place, durability="normal") as store:
         item = store.work.submit("answer", "go", session=store.session("s"))
-    with unhurried():
-        status, _ = run_child(lambda _: _worker(place, world, dying, colour, dies=True))
+    status, _ = run_child(lambda _: _worker(place, world, dying, colour, dies=True))
     assert status == -signal.SIGKILL
     status, _ = run_child(lambda _: _worker(place, world, next, colour, dies=False))
     assert status == 0
