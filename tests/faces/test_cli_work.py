@@ -233,6 +233,23 @@ def test_one_item_that_cannot_be_redriven_does_not_stop_the_others(
     assert "Not submitted: " in text(quick("work", "redrive", "--all", "--yes"))
 
 
+def test_failed_work_of_sessions_that_have_ended_does_not_stop_the_others(
+    store: holdfast.Store, quick: Run
+) -> None:
+    for queue in ("t", "agent:nobody"):
+        if queue == "t":
+            store.work.submit("t", "other")
+        else:
+            store.request("nobody", request_id="r1")
+        [dead] = store.work.claim("w", queues=queue)
+        dead.fail("no", retry=False)
+    redriven = data(quick("work", "redrive", "--all", "--yes", "--json"))
+    assert [item["input"] for item in redriven["items"]] == ["other"]
+    assert [error["session_id"] for error in redriven["refused"]] == ["r1"]
+    told = text(quick("work", "redrive", "--all", "--yes"))
+    assert told.startswith("Not submitted: session r1 is failed; `holdfast sessions reopen r1")
+
+
 def test_show_tells_the_last_errors(store: holdfast.Store, quick: Run) -> None:
     item = store.work.submit("t")
     for number in range(2):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Annotated, Any, cast
 
-from ..errors import CorruptRecord, InvalidArgument, Refused
+from ..errors import CorruptRecord, InvalidArgument, Refused, SessionEnded
 from ..items import WorkItem
 from ..records import Swept
 from ..store import Store
@@ -24,6 +24,7 @@ from .command import (
     confirm,
     flag,
     id_of,
+    in_options,
     numbered,
     option,
     page,
@@ -219,14 +220,14 @@ def redrive(
             for dead in found:
                 try:
                     made.append(store.work.redrive(dead.id))
-                except Refused as why_not:
+                except (Refused, SessionEnded) as why_not:
                     refused.append(why_not)
             before = found[-1].number
     else:
         wanted = [store.work.find(item).id for item in items or ()]
         made = [store.work.redrive(id) for id in wanted]
     lines = [f"Work item {item.redriven_from} is submitted again as {item.id}." for item in made]
-    lines += [f"Not submitted: {error}." for error in refused]
+    lines += [f"Not submitted: {in_options(error, ())}." for error in refused]
     left = [error.to_dict() for error in refused]
     return Answer(
         {"items": list(map(item_data, made)), "refused": left},
