@@ -219,6 +219,14 @@ async def test_why_is_a_sentence_for_every_state(subject: Subject) -> None:
     await done(held.fail("no ink.\n", retry=False))
     again = f"`holdfast work redrive {third.number}` submits it again"
     assert await why(third) == f"It failed permanently; {again}. Last error: no ink."
+    await done(store.request("printer", request_id="r1"))
+    [served] = await done(work.claim("printer", queues="agent:printer"))
+    await done(served.fail("no paper", retry=False))
+    assert await why(served) == (
+        "It failed permanently; its session is failed, and a call that it served has its answer. "
+        "To run it nevertheless: `holdfast sessions reopen r1`, then "
+        f"`holdfast work redrive {served.number}`. Last error: no paper."
+    )
     await done(work.cancel(second.id))
     assert await why(second) == "It was cancelled 0.0 s ago."
     await done(work.submit_many([Submission("t") for _ in range(1200)]))

@@ -12,7 +12,7 @@ from ..dataclass import dataclass
 from ..errors import quoted
 from ..kernel.operation import Op, Query, Row, batch, one, rows
 from ..kernel.sql import along, merged
-from ..sessions.rows import NUMBER_OF_SESSION
+from ..sessions.rows import NUMBER_OF_SESSION, place_of_number
 from ..wire import travels
 from .items import (
     ITEM_COLUMNS,
@@ -269,9 +269,21 @@ def why(item: Item[Any], now: int) -> Op[str]:
             return f"It was completed {_ago(now, item.completed_at)} ago."
         case "failed":
             used = f" after {item.attempts} attempts" if item.attempts > 1 else ""
-            redrive = f"`holdfast work redrive {item.number}`"
-            return f"It failed permanently{used}; {redrive} submits it again.{last}"
+            return f"It failed permanently{used}; {(yield from _again(item))}.{last}"
     return f"It was cancelled {_ago(now, item.completed_at)} ago."
+
+
+def _again(item: Item[Any]) -> Op[str]:
+    """Return how a failed item is run again."""
+    redrive = f"`holdfast work redrive {item.number}`"
+    place = yield from place_of_number(item.session_number)
+    if place is None or place["status"] not in {"completed", "failed", "cancelled"}:
+        return f"{redrive} submits it again"
+    reopen = f"`holdfast sessions reopen {place['id']}`"
+    return (
+        f"its session is {place['status']}, and a call that it served has its answer. To run it "
+        f"nevertheless: {reopen}, then {redrive}"
+    )
 
 
 def _ready(item: Item[Any]) -> Op[str]:
