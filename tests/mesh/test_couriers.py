@@ -486,6 +486,7 @@ def test_a_mesh_is_closed_and_opened_again_while_its_transport_does_not_answer(
         assert transport.asked.wait(120)
         mesh.close()
         assert "closed while memory does not respond" in caplog.text
+        assert "another mesh of the store sends those in the outbox" in caplog.text
         assert mesh.wait("r1", wait_seconds=0).state == "open"
     finally:
         transport.answers.set()

@@ -174,8 +174,9 @@ class Courier:
         if any(thread.is_alive() for thread in self._threads):
             log.warning(
                 "the mesh is closed while %s does not respond; messages that it holds are "
-                "redelivered, and those in the outbox are sent later",
+                "redelivered, and another %s sends those in the outbox",
                 self._transport.name,
+                "mesh of the store" if self._agent is None else f"instance of {self._agent}",
             )
         self._threads.clear()
 
