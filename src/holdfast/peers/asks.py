@@ -516,5 +516,10 @@ def read_ask(id: str, *, locks: bool = False) -> Op[Row]:
         yield Lock(row["root_id"])
         row = yield from one(READ_ASK, id=id)
     if row is None:
-        raise AskNotFound(f"there is no peer call {id!r}", id=id)
+        raise unknown_call(id)
     return row
+
+
+def unknown_call(id: str) -> AskNotFound:
+    """Return the error for a call or a request that is not there, or must not be seen."""
+    return AskNotFound(f"there is no request or peer call {id!r}", id=id)

@@ -20,7 +20,7 @@ from ..arguments import (
 )
 from ..effects import Ledger
 from ..effects.statements import OPEN_EFFECTS
-from ..errors import AskNotFound, Compacted, InvalidArgument, NotFound
+from ..errors import Compacted, InvalidArgument, NotFound
 from ..feed import read_events
 from ..feed.events import EVENTS_PER_READ_MAX
 from ..kernel.flow import Flow, flow, perform, wait
@@ -67,6 +67,7 @@ from .asks import (
     request_at_once,
     require_active,
     set_progress,
+    unknown_call,
     with_ids,
 )
 from .pauses import (
@@ -395,7 +396,7 @@ class StorePeers(Handle[C]):
         """
         row = yield from find_row("ask", SELECT_ASKS, require_text("ask_id", ask_id))
         if row is None:
-            raise AskNotFound(f"there is no peer call {ask_id!r}", id=ask_id)
+            raise unknown_call(ask_id)
         return (yield from self._call(row))
 
     def _call(self, row: Row) -> Op[PeerCall]:

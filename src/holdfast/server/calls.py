@@ -25,7 +25,6 @@ from ..effects.noun import _Recovery
 from ..effects.requests import EffectRequest
 from ..effects.statements import EFFECT_BY_ID, Ticket
 from ..errors import (
-    AskNotFound,
     Forbidden,
     HoldfastError,
     InvalidArgument,
@@ -50,7 +49,7 @@ from ..kernel.operation import (
 )
 from ..leases import Guard, Keeper
 from ..maintenance.recovery import _Instance
-from ..peers.asks import READ_ASK
+from ..peers.asks import READ_ASK, unknown_call
 from ..portable import PortableOps
 from ..records import SessionRef
 from ..replies import lane_reply, settle_lane
@@ -461,7 +460,7 @@ class ServedCall:
         """Report a peer call outside the token's tree as not found."""
         row = yield from one(READ_ASK, id=id)
         if row is not None and row["root_id"] != self._asked.token.root_id:
-            raise AskNotFound(f"there is no peer call {id!r}", id=id)
+            raise unknown_call(id)
 
     def _item(self, item: Item[Any]) -> Op[None]:
         row = yield from one(READ_ITEM, id=item.id)
