@@ -17,6 +17,7 @@ from holdfast.kernel.driver import Hooks, Point
 from holdfast.kernel.operation import Call
 from holdfast.testing.subject import Subject, done, raises
 from tests.checkpoints.colours import both_colours
+from tests.client.served import embedded
 
 
 @pytest.fixture(autouse=True)
@@ -325,3 +326,30 @@ def test_an_async_tool_in_a_sync_store_is_refused_before_anything_is_written(
         with pytest.raises(InvalidArgument, match="aopen"):
             session.call_all([*Desk().sends("a"), ToolUse(act, {})])
         assert store.effects(session="s") == []
+
+
+@both_colours
+async def test_what_returned_is_recorded_and_told_also_if_the_session_was_deleted(
+    subject: Subject,
+) -> None:
+    store, desk = await subject.open(), Desk()
+    root = await done(store.session("root"))
+    child = await done(store.session("child", parent=root))
+
+    def deleted() -> list[str]:
+        if desk.done[-1] != "b":
+            return []
+        if "serve" in subject.place:
+            embedded(store).find_session("child").delete(force=True)
+            return []
+        with holdfast.open(**subject.place) as other:
+            other.find_session("child").delete(force=True)
+        return []
+
+    desk.look = deleted
+    assert outcomes(await done(child.call_all(desk.sends("a", "b")))) == ["sent a", "sent b"]
+    effects = await done(store.effects())
+    assert [effect.status for effect in effects] == ["completed", "completed"]
+    events = await done(store.events("root"))
+    told = [event.data["effect_id"] for event in events if event.kind == "effect_completed"]
+    assert told == [effect.id for effect in effects]

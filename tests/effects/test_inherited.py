@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import psycopg
+
+import holdfast
 from holdfast import EffectFailed, Landed, NotLanded, Unknown, VirtualClock
 from holdfast.testing.subject import Subject, done, raises
 from tests.checkpoints.colours import both_colours
 from tests.effects.test_replays import elsewhere
 from tests.effects.world import World
+from tests.faults.test_shared_commits_postgres import waiting_for
+from tests.work.fleet import wait_until
 
 
 async def created_again(store: Any, id: str) -> Any:
@@ -278,3 +284,37 @@ async def test_what_others_settle_is_told_in_the_feed_of_the_session_that_left_i
     ]
     assert await told(store, "one") == issued + completed
     assert await told(store, "two") == []
+
+
+def test_whoever_settles_an_effect_waits_for_the_tree_of_its_session_before_it_locks_the_effect(
+    postgres_dsn: str, namespace: str
+) -> None:
+    world, clock = World(), VirtualClock()
+    given_up = world.tool(on_unknown="fail", name="given_up")
+    found = world.tool(verify=world.verify, name="found")
+    again = world.tool(verify=world.verify, name="again")
+    verdicts = {given_up: Unknown(), found: Landed(1), again: NotLanded()}
+    place: dict[str, Any] = {"url": postgres_dsn, "namespace": namespace, "clock": clock}
+    with (
+        holdfast.open(**place) as store,
+        psycopg.connect(postgres_dsn) as other,
+        psycopg.connect(postgres_dsn, autocommit=True) as admin,
+        ThreadPoolExecutor(1) as beside,
+    ):
+        session = store.session("origin")
+        for tool in verdicts:
+            session.begin(tool, {"to": "ann"})
+        session.save(n=1)
+        # Trees are waited for in the order of their ids.
+        fork = session.fork(1, id="fork")
+        clock.advance(3600)
+        for tool, verdict in verdicts.items():
+            world.verdict = verdict
+            lock = f"SELECT 1 FROM {namespace}.hf_trees WHERE root_id = 'origin' FOR UPDATE"
+            other.execute(lock.encode())
+            running = beside.submit(fork.call, tool, to="ann")
+            wait_until(lambda: waiting_for(other, admin) == 1)
+            free = f"SELECT 1 FROM {namespace}.hf_effects FOR UPDATE NOWAIT"
+            assert len(admin.execute(free.encode()).fetchall()) == len(store.effects())
+            other.rollback()
+            assert running.exception(timeout=60) is None or tool is given_up

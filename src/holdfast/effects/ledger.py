@@ -281,19 +281,18 @@ class Ledger(PerStore):
         place, looks = ended[0][0].place, self.keeper.looks(ended[0][0].guard)
         if looks and not all((yield from batch(*locks(place), *looks))):
             return [False] * len(ended)
+        owners = []
+        for ticket, _ in ended:
+            owners.append((yield from owner_of(ticket)))
         finishes = (self.statements.finish(*each, old_status) for each in ended)
         answers = yield from batch(*locks(place), *finishes)
-        # If the session was deleted meanwhile, its tree may be gone; the outcome is still recorded.
-        has_tree = place is not None and bool(answers[0])
         recorded = [bool(found) for found in answers[len(locks(place)) :]]
-        for (ticket, outcome), is_recorded in zip(ended, recorded, strict=True):
+        for (ticket, outcome), owner, is_recorded in zip(ended, owners, recorded, strict=True):
             if not is_recorded:
                 continue
             if ticket.undoes is not None and outcome.status == "completed":
                 yield from rows(MARK_UNDONE, id=ticket.id, undoes=ticket.undoes)
-            owner = yield from owner_of(ticket)
-            if has_tree or owner is not place:
-                yield from self.statements.events(owner, *ticket.event_fields, outcome)
+            yield from self.statements.events(owner, *ticket.event_fields, outcome)
             # After a takeover the effect may have been in doubt, and items may wait for it.
             was_in_doubt = old_status == "unknown" or ticket.fence > FIRST_FENCE
             if was_in_doubt and outcome.status != "unknown":
@@ -307,7 +306,7 @@ class Ledger(PerStore):
         self, ticket: Ticket, request: EffectRequest, outcome: EffectOutcome
     ) -> Op[Ticket | None]:
         """Close an attempt that may be retried, and issue the next one."""
-        before = yield from one(LOCK_EFFECT, id=ticket.id)
+        before = yield from one(EFFECT_BY_ID, id=ticket.id)
         if not (yield from self.finishing([(ticket, outcome)]))[0]:
             return None
         if ticket.place is not None:
@@ -446,6 +445,8 @@ class Ledger(PerStore):
         self, request: EffectRequest, found: Found, row: Row
     ) -> Op[Taken | None]:
         """Take over a dead owner's attempt to verify it, give it up, or retry it (None)."""
+        if request.tool.verify is None:
+            yield from owner_of(ticket_of(row, request.place, request.guard))
         fence = yield from self.take_over(row, request.holder, request.tool.lease_ms)
         if fence is None:
             return Busy(self.effect(row), 1)

@@ -459,8 +459,8 @@ class Statements:
         outcome: EffectOutcome,
         replay_of: str | None = None,
     ) -> list[Emit]:
-        """Return the event of an effect's new status; none without a session."""
-        if place is None:
+        """Return the event of an effect's new status; none without a session or its tree."""
+        if place is None or not place.root_id:
             return []
         data: dict[str, Any] = {"effect_id": id, "tool": tool, "call_id": call_id}
         data |= {"status": outcome.status, "reason": outcome.reason}
@@ -517,7 +517,7 @@ def context(id: str, part: str) -> tuple[str, ...]:
 def locks(place: Place | None) -> list[Lock]:
     """Return the lock of an effect's tree, if it has one."""
     # A tree is never removed, so it is there if the session ever was.
-    return [] if place is None else [Lock(place.root_id, is_asked=False)]
+    return [Lock(place.root_id, is_asked=False)] if place is not None and place.root_id else []
 
 
 def topic(id: str) -> str:
@@ -544,7 +544,7 @@ def place_of(row: Row) -> Op[Place | None]:
 def owner_of(ticket: Ticket) -> Op[Place | None]:
     """Return the session whose feed tells of an effect; if it is not the caller's, lock its tree.
 
-    Of an effect of a deleted session, the caller's tells.
+    To be called before the effect is locked. Of an effect of a deleted session, the caller's tells.
     """
     if ticket.owner_number is None:
         return ticket.place

@@ -508,8 +508,10 @@ class ServedCall:
             try:
                 yield from self._session(place.session_id, place.number, place.root_id)
             except SessionNotFound:
-                # Deleted. Its effect is still recorded, but without an event in any tree's feed.
-                ticket.place = replace(place, root_id=place.session_id)
+                # Deleted. Its tree is known from an effect of its own, and from no other.
+                is_own = row["session_number"] == place.number
+                root_id = row["root_above"] or row["session_id"] if is_own else ""
+                ticket.place = replace(place, root_id=root_id)
 
 
 def _named(values: Iterable[Any]) -> Iterator[Any]:

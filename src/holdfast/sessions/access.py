@@ -49,6 +49,7 @@ class Place:
     session_id: str
     number: int
     root_id: str
+    """Empty for a deleted session of which the tree is not known."""
     fence: int | None
     guard: Guard | None = None
 
