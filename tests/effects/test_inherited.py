@@ -183,6 +183,20 @@ async def test_a_fork_that_is_created_again_knows_what_it_ran_under_an_id_of_its
     await fork_that_settled(subject, NotLanded(), "c1", "c2")
 
 
+@both_colours
+async def test_a_fork_that_is_created_again_knows_what_it_began_for_its_origin(
+    subject: Subject,
+) -> None:
+    world = World()
+    world.verdict = NotLanded()
+    mail = world.tool(verify=world.verify)
+    store, fork, _ = await in_doubt(subject, mail, "c1")
+    await done((await done(fork.begin(mail, {"to": "ann"}, "c1"))).complete("sent"))
+    fork = await created_again(store, "f")
+    assert (await done(fork.call(mail, to="ann", call_id="c1"))).value == "sent"
+    assert world.done == []
+
+
 async def fork_that_settled(
     subject: Subject, verdict: Any, call_id: str | None, asked: str | None
 ) -> None:

@@ -111,9 +111,7 @@ class PreparedCall:
             if isinstance(taken, Result):
                 return taken
             result = yield from self.execute(taken[0], self.keep(*taken))
-            if self._needs_row:
-                with contextlib.suppress(HoldfastError):
-                    yield from self._known()
+            yield from self.keep_answer()
             return result
         except INTERRUPTS:
             yield from self.withdraw()
@@ -204,6 +202,12 @@ class PreparedCall:
             taken = yield from perform(Ledger.take, self.ledger, self.request, same)
             earlier = taken.effect if isinstance(taken, Known) else earlier
         return earlier
+
+    def keep_answer(self) -> Flow[None]:
+        """Give the call a row of its own if the attempt that was completed is another call's."""
+        if self._needs_row:
+            with contextlib.suppress(HoldfastError):
+                yield from self._known()
 
     def execute(self, ticket: Ticket, kept: Kept) -> Flow[Result[Any]]:
         """Run the tool while its lease is renewed, and record the outcome."""

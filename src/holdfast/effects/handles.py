@@ -90,9 +90,16 @@ class Replay:
 class Issued(Handle[C]):
     """An effect that the caller has to run, and then to complete or fail. Its intent is durable."""
 
-    def __init__(self, runtime: Runtime, ticket: Ticket, kept: Kept | None) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        ticket: Ticket,
+        kept: Kept | None,
+        call: PreparedCall | None = None,
+    ) -> None:
         super().__init__(runtime)
         self.ticket = ticket
+        self._call = call
         self._drop: Callable[[], None] = lambda: None
         if kept is not None:
             # If this handle is collected, the lease must expire, which leaves the effect in doubt.
@@ -122,6 +129,8 @@ class Issued(Handle[C]):
     def complete(self, value: Any = None) -> Flow[Result[Any]]:
         """Record that it happened, with its result. Raises LeaseLost after a takeover."""
         yield from self._finish(self._completed(value))
+        if self._call is not None:
+            yield from self._call.keep_answer()
         return Result(value, self.ticket.id)
 
     def completing(self, value: Any = None) -> Op[Result[Any]]:
@@ -162,7 +171,7 @@ def begin(call: PreparedCall, handle: Handle[C]) -> Flow[Replay | Issued[C]]:
         kept = call.keep(*taken)
         if kept.is_lost:
             yield from call.ensure_owned(kept, taken[0])
-        return Issued(handle.runtime, taken[0], kept)
+        return Issued(handle.runtime, taken[0], kept, call)
     except INTERRUPTS:
         yield from call.withdraw()
         raise
