@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
+import pytest
 
 import holdfast
 from holdfast import EffectFailed, Landed, NotLanded, Unknown, VirtualClock
@@ -300,8 +301,10 @@ async def test_what_others_settle_is_told_in_the_feed_of_the_session_that_left_i
     assert await told(store, "two") == []
 
 
+# Trees are waited for in the order of their ids; one out of order must be free.
+@pytest.mark.parametrize("id", ["later", "earlier"])
 def test_whoever_settles_an_effect_waits_for_the_tree_of_its_session_before_it_locks_the_effect(
-    postgres_dsn: str, namespace: str
+    postgres_dsn: str, namespace: str, id: str
 ) -> None:
     world, clock = World(), VirtualClock()
     given_up = world.tool(on_unknown="fail", name="given_up")
@@ -315,17 +318,16 @@ def test_whoever_settles_an_effect_waits_for_the_tree_of_its_session_before_it_l
         psycopg.connect(postgres_dsn, autocommit=True) as admin,
         ThreadPoolExecutor(1) as beside,
     ):
-        session = store.session("origin")
+        session = store.session(id)
         for tool in verdicts:
             session.begin(tool, {"to": "ann"})
         session.save(n=1)
-        # Trees are waited for in the order of their ids.
         fork = session.fork(1, id="fork")
         clock.advance(3600)
         for tool, verdict in verdicts.items():
             world.verdict = verdict
-            lock = f"SELECT 1 FROM {namespace}.hf_trees WHERE root_id = 'origin' FOR UPDATE"
-            other.execute(lock.encode())
+            lock = f"SELECT 1 FROM {namespace}.hf_trees WHERE root_id = %s FOR UPDATE"
+            other.execute(lock.encode(), [id])
             running = beside.submit(fork.call, tool, to="ann")
             wait_until(lambda: waiting_for(other, admin) == 1)
             free = f"SELECT 1 FROM {namespace}.hf_effects FOR UPDATE NOWAIT"
