@@ -390,6 +390,25 @@ async def as_token(place: dict[str, Any], calls: list[Call[Any]], token: Token) 
         return answers
 
 
+def test_the_feed_of_another_tree_tells_of_no_outcome_that_names_it(tmp_path: Any) -> None:
+    place: dict[str, Any] = {"url": f"sqlite:///{tmp_path}/store.db"}
+    with holdfast.open(**place) as store:
+        mine, other = store.session("mine"), store.session("other")
+        calls: list[Call[Any]] = []
+        for n, number in enumerate((mine.number, other.number, 99)):
+            begun = mine.begin("pay", {"n": n})
+            assert isinstance(begun, holdfast.Issued)
+            ticket = replace(begun.ticket, place=replace(other._place, number=number))
+            calls.append(Call(Ledger.finish, store.ledger, (ticket, EffectOutcome("completed"))))
+        token = store.tokens.create("tree", permission="admin", session="mine")
+        answers = asyncio.run(as_token(place, calls, token))
+        assert [recorded for recorded, _ in answers] == [True] * len(calls)
+        assert [event.kind for event in store.events("other")] == ["session_created"]
+        told = [e.session_id for e in store.events("mine") if e.kind == "effect_completed"]
+        assert told == ["mine"]
+        assert [each.status for each in store.effects()] == ["completed"] * len(calls)
+
+
 def test_a_token_of_one_tree_reaches_nothing_else(tmp_path: Any) -> None:
     from holdfast.items import Work
     from holdfast.store import StoreHandle

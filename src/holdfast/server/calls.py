@@ -508,10 +508,11 @@ class ServedCall:
             try:
                 yield from self._session(place.session_id, place.number, place.root_id)
             except SessionNotFound:
-                # Deleted. Its tree is known from an effect of its own, and from no other.
-                is_own = row["session_number"] == place.number
-                root_id = row["root_above"] or row["session_id"] if is_own else ""
-                ticket.place = replace(place, root_id=root_id)
+                # Deleted, or of another tree. What the client says of its tree proves nothing.
+                ticket.place = replace(place, root_id="")
+                if row["session_number"] == place.number:
+                    id = row["session_id"]
+                    ticket.place = replace(place, session_id=id, root_id=row["root_above"] or id)
 
 
 def _named(values: Iterable[Any]) -> Iterator[Any]:
