@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -10,6 +11,8 @@ import pytest
 
 import holdfast
 from holdfast import EffectFailed, Landed, NotLanded, Unknown, VirtualClock
+from holdfast.effects.ledger import Ledger
+from holdfast.kernel.operation import Call
 from holdfast.testing.subject import Subject, done, raises
 from tests.checkpoints.colours import both_colours
 from tests.effects.test_replays import elsewhere
@@ -323,14 +326,20 @@ def test_whoever_settles_an_effect_waits_for_the_tree_of_its_session_before_it_l
             session.begin(tool, {"to": "ann"})
         session.save(n=1)
         fork = session.fork(1, id="fork")
+        session.begin("mail", {"to": "bob"})
+        interrupted = store.effects()[-1].id
+        withdraw = Call(Ledger.withdraw, store.ledger, (fork._place, None, [interrupted]))
+        calls = [partial(fork.call, tool, to="ann") for tool in verdicts]
         clock.advance(3600)
-        for tool, verdict in verdicts.items():
-            world.verdict = verdict
+        for call in (*calls, partial(store.runtime.run, withdraw)):
+            tool = next(iter(call.args))
+            world.verdict = verdicts.get(tool)
             lock = f"SELECT 1 FROM {namespace}.hf_trees WHERE root_id = %s FOR UPDATE"
             other.execute(lock.encode(), [id])
-            running = beside.submit(fork.call, tool, to="ann")
+            running = beside.submit(call)
             wait_until(lambda: waiting_for(other, admin) == 1)
             free = f"SELECT 1 FROM {namespace}.hf_effects FOR UPDATE NOWAIT"
             assert len(admin.execute(free.encode()).fetchall()) == len(store.effects())
             other.rollback()
             assert running.exception(timeout=60) is None or tool is given_up
+        assert store.effect(interrupted).reason == "not_landed"

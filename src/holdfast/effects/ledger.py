@@ -334,7 +334,9 @@ class Ledger(PerStore):
         """Close the attempts of a caller that was interrupted before it called the tools."""
         yield from batch(*locks(place))
         for id in ids:
-            row = yield from one(LOCK_EFFECT, id=id)
+            if (row := (yield from one(EFFECT_BY_ID, id=id))) is not None:
+                yield from owner_of(ticket_of(row, place, guard))
+                row = yield from one(LOCK_EFFECT, id=id)
             if row is not None and (row["status"], row["reason"], row["fence"]) in UNTOUCHED:
                 outcome = EffectOutcome("failed", "not_landed", error=NOT_CALLED)
                 ended = [(ticket_of(row, place, guard), outcome)]
