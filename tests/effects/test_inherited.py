@@ -201,6 +201,27 @@ async def test_a_fork_that_is_created_again_knows_what_it_began_for_its_origin(
     assert world.done == []
 
 
+def test_a_fork_that_is_created_again_knows_what_it_completed_within_a_transaction(
+    place: dict[str, Any],
+) -> None:
+    world, clock = World(), VirtualClock()
+    world.verdict = NotLanded()
+    mail = world.tool(verify=world.verify)
+    with holdfast.open(**place, clock=clock) as store:
+        session = store.session("s")
+        session.begin(mail, {"to": "ann"}, "c1")
+        session.save(n=1)
+        fork = session.fork(1, id="f")
+        clock.advance(3600)
+        begun = fork.begin(mail, {"to": "ann"}, "c1")
+        assert isinstance(begun, holdfast.Issued)
+        issued = begun
+        store.run(lambda tx: issued.completing("sent"))
+        fork.delete()
+        assert store.session("f").call(mail, to="ann", call_id="c1").value == "sent"
+        assert world.done == []
+
+
 async def fork_that_settled(
     subject: Subject, verdict: Any, call_id: str | None, asked: str | None
 ) -> None:

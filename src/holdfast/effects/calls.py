@@ -37,7 +37,7 @@ from ..kernel.flow import (
     require_colour,
     wait,
 )
-from ..kernel.operation import Call
+from ..kernel.operation import Call, Op
 from ..leases import Guard, Keeper, Kept, uptime_seconds
 from ..records import Effect
 from ..sessions.access import Place
@@ -208,6 +208,16 @@ class PreparedCall:
         if self._needs_row:
             with contextlib.suppress(HoldfastError):
                 yield from self._known()
+
+    def keeping_answer(self) -> Op[None]:
+        """Do the same within the current transaction."""
+        if not self._needs_row:
+            return
+        with contextlib.suppress(HoldfastError):
+            found = yield from Ledger.find_completed(self.ledger, self.request)
+            if found is not None and found[1]:
+                same = EffectOutcome("completed", None, found[0].result)
+                yield from Ledger.take(self.ledger, self.request, same)
 
     def execute(self, ticket: Ticket, kept: Kept) -> Flow[Result[Any]]:
         """Run the tool while its lease is renewed, and record the outcome."""

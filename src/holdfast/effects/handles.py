@@ -138,6 +138,8 @@ class Issued(Handle[C]):
         ended = [(self.ticket, self._completed(value))]
         if not all((yield from Ledger.of(self.runtime).finishing(ended))):
             raise self.ticket.lost()
+        if self._call is not None:
+            yield from self._call.keeping_answer()
         yield AfterCommit(self._drop)
         return Result(value, self.ticket.id)
 
