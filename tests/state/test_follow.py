@@ -145,10 +145,10 @@ def test_what_cannot_be_followed_is_refused(place: dict[str, Any]) -> None:
                 next(store.follow("root", **arguments))
         with pytest.raises(holdfast.InvalidArgument):
             next(store.follow(""))
-        with pytest.raises(holdfast.InvalidArgument, match="is at position 6, not yet at 7"):
-            next(store.follow("root", after=7))
+        with pytest.raises(holdfast.InvalidArgument, match="is at position 7, not yet at 8"):
+            next(store.follow("root", after=8))
         child = store.session("child", parent="root")
         for unknown in ("unknown", child.id):
             with pytest.raises(holdfast.SessionNotFound, match="no tree with the root"):
                 next(store.follow(unknown))
-        assert next(store.follow(child, after=6)).session_id == "child"
+        assert next(store.follow(child, after=7)).session_id == "child"
