@@ -14,7 +14,7 @@ from benchmarks import bulk
 from holdfast.effects import listings
 from holdfast.kernel.sql import Dialect
 from holdfast.peers import handle
-from holdfast.sessions import rows
+from holdfast.sessions import rows, subtree
 from tests.checkpoints.looking import Look
 
 SIZE = 2_000
@@ -151,3 +151,19 @@ def test_postgres_looks_for_all_filters_in_an_index(
             first = f"(({both})"
         condition = f"ROW({', '.join([first, *others, 'number'])}) > ROW"
         assert condition in plan, plan
+
+
+@pytest.mark.parametrize(
+    "statement", [subtree.LIST_SOME_BELOW, subtree.LIST_BELOW, rows.LIST_DESCENDANTS]
+)
+def test_postgres_looks_for_the_children_of_each_session(
+    postgres: psycopg.Connection, statement: str
+) -> None:
+    """Most sessions have none, and one has most of those that there are."""
+    compiled = Dialect(SCHEMA).statement(statement)
+    with psycopg.RawCursor(postgres) as cursor:
+        given = compiled.values({**VALUES, "id": bulk.session_id(1)})
+        cursor.execute(f"EXPLAIN {compiled.text}".encode(), given)
+        plan = "\n".join(row[0] for row in cursor.fetchall())
+    assert "ix_sessions_parent" in plan, plan
+    assert "Seq Scan on hf_sessions s" not in plan, plan

@@ -60,10 +60,22 @@ SELECT p.given_key AS id, (
 ) AS children
 FROM {given_keys("ids")} AS p
 """  # noqa: S608
+
+
+def child_of(parent: str) -> str:
+    """Return the condition for the children of a session in a recursive query.
+
+    PostgreSQL expects as many of each as sessions have on average. If few sessions have most of the
+    children, it would read the whole table; it cannot do that for a range.
+    """
+    equal = f"s.parent_id = {parent}"
+    return f"/*sqlite*/ {equal} /*end*/ /*pg s.parent_id BETWEEN {parent} AND {parent} */"
+
+
 LIST_DESCENDANTS = f"""
 WITH RECURSIVE below (member) AS (
     SELECT CAST(:id AS TEXT) /*pg COLLATE "C" */
-    UNION SELECT s.id FROM hf_sessions s JOIN below ON s.parent_id = below.member
+    UNION SELECT s.id FROM hf_sessions s JOIN below ON {child_of("below.member")}
 )
 SELECT {SESSION_COLUMNS} FROM hf_sessions WHERE id IN (SELECT member FROM below) ORDER BY number
 """  # noqa: S608

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from ..formatting import plural
 from ..kernel.operation import Op, Query, defer, rows
 from ..records import Finding, SessionRef
-from .rows import AMONG_NUMBERS, numbers_of, ref_of
+from .rows import AMONG_NUMBERS, child_of, numbers_of, ref_of
 
-_BELOW = """
+_BELOW = f"""
 WITH RECURSIVE below (number, id, root_id) AS (
     SELECT s.number, s.id, s.root_id FROM hf_sessions s WHERE s.id = :id
     UNION ALL SELECT s.number, s.id, s.root_id
-    FROM hf_sessions s JOIN below ON s.parent_id = below.id
+    FROM hf_sessions s JOIN below ON {child_of("below.id")}
 )
 SELECT number, id, root_id FROM below
-"""
+"""  # noqa: S608
 # Without an order both databases stop as soon as they have found enough.
 LIST_SOME_BELOW = f"{_BELOW} LIMIT :limit"
 LIST_BELOW = f"{_BELOW} WHERE number > :after ORDER BY number LIMIT :limit"
