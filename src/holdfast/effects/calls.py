@@ -89,7 +89,7 @@ class PreparedCall:
     _invocation: Invoke | None = field(default=None, init=False)
     _is_handed_over: bool = field(default=False, init=False)
     """Whether someone else records the outcome, and then drops the lease."""
-    _needs_row: bool = field(default=False, init=False)
+    needs_row: bool = field(default=False, init=False)
     """Whether the attempt that is run belongs to another call, so that this one needs a row."""
 
     @property
@@ -111,7 +111,8 @@ class PreparedCall:
             if isinstance(taken, Result):
                 return taken
             result = yield from self.execute(taken[0], self.keep(*taken))
-            yield from self.keep_answer()
+            if self.needs_row:
+                yield from self.keep_answer()
             return result
         except INTERRUPTS:
             yield from self.withdraw()
@@ -204,15 +205,12 @@ class PreparedCall:
         return earlier
 
     def keep_answer(self) -> Flow[None]:
-        """Give the call a row of its own if the attempt that was completed is another call's."""
-        if self._needs_row:
-            with contextlib.suppress(HoldfastError):
-                yield from self._known()
+        """Give the call a row of its own; the attempt that was completed is another call's."""
+        with contextlib.suppress(HoldfastError):
+            yield from self._known()
 
     def keeping_answer(self) -> Op[None]:
         """Do the same within the current transaction."""
-        if not self._needs_row:
-            return
         with contextlib.suppress(HoldfastError):
             found = yield from Ledger.find_completed(self.ledger, self.request)
             if found is not None and found[1]:
@@ -371,7 +369,7 @@ class PreparedCall:
 
         None if the caller has to look it up once more.
         """
-        ticket, effect, self._needs_row = in_doubt.ticket, in_doubt.effect, in_doubt.needs_row
+        ticket, effect, self.needs_row = in_doubt.ticket, in_doubt.effect, in_doubt.needs_row
         kept = self.keep(ticket, asked_at)
         try:
             doubt = EffectOutcome("unknown", effect.reason or "owner_died", error=effect.error)

@@ -173,7 +173,7 @@ def begin(call: PreparedCall, handle: Handle[C]) -> Flow[Replay | Issued[C]]:
         kept = call.keep(*taken)
         if kept.is_lost:
             yield from call.ensure_owned(kept, taken[0])
-        return Issued(handle.runtime, taken[0], kept, call)
+        return Issued(handle.runtime, taken[0], kept, call if call.needs_row else None)
     except INTERRUPTS:
         yield from call.withdraw()
         raise

@@ -392,13 +392,14 @@ class Statements:
     ) -> Query:
         place, identity = request.place, request.identity
         number = None if place is None else place.number
+        is_root = place is None or place.root_id == place.session_id
         row = {
             "id": id,
             "scope": identity.scope,
             "call_id": request.call_id,
             "session_number": number,
             "session_id": None if place is None else place.session_id,
-            "root_above": None if place is None else place.root_above,
+            "root_above": None if place is None or is_root else place.root_id,
             "item_id": request.item_id,
             "approval": None,
             "approved_epoch": None,

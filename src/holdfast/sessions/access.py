@@ -53,11 +53,6 @@ class Place:
     fence: int | None
     guard: Guard | None = None
 
-    @property
-    def root_above(self) -> str | None:
-        """The root that the session is below; None if it is a root itself."""
-        return None if self.root_id == self.session_id else self.root_id
-
 
 def look_at(numbers: Collection[int]) -> Query:
     """Return the query for the rows of sessions whose trees are locked."""

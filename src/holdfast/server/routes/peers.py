@@ -269,7 +269,7 @@ async def _waited(call: Call, asked: PeerCall) -> PeerCall:
 
 async def _reached_ask(call: Call) -> PeerCall:
     """Return the call that the path names, if the token reaches its tree."""
-    found: PeerCall = await _reached(call, call.store.peer_call, "peer call")
+    found: PeerCall = await _reached(call, call.store.peer_call, "request or peer call")
     return found
 
 
